@@ -1,0 +1,1 @@
+"""sqlguard: nothing an agent sends can destroy data that its owner can't get back."""
