@@ -1,0 +1,263 @@
+"""
+What exists in the guarded database: a frozen snapshot that the guard resolves names against.
+
+The one idea: every question about a name is asked of this value, never of the server, so that a decision
+is a pure function of text, session and snapshot. The snapshot is read by `sqlguard.postgres.catalog_reader`.
+It holds everything outside `pg_catalog` and `information_schema`; what those contain is known from
+`sqlguard.functions` (functions, operators, casts) or treated as a catalog read (relations).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema", "pg_toast"})
+#: Bookkeeping columns of a table that is guarded as `soft`; agents neither see nor write them.
+DELETED_AT = "deleted_at"
+DELETED_BY_AGENT = "deleted_by_agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    attnum: int
+    type_oid: int
+    type_name: str
+    not_null: bool = False
+    has_default: bool = False
+    generated: bool = False
+    #: `a` for GENERATED ALWAYS AS IDENTITY, `d` for BY DEFAULT, empty otherwise.
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """A unique or primary key index; `columns` holds None where the key is an expression."""
+
+    name: str
+    columns: tuple[str | None, ...]
+    primary: bool = False
+    constraint: bool = False
+    deferrable: bool = False
+    predicate: str | None = None
+    nulls_not_distinct: bool = False
+    valid: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """`on_delete`, `on_update`: a no action, r restrict, c cascade, n set null, d set default (pg_constraint)."""
+
+    name: str
+    table: int
+    columns: tuple[str, ...]
+    references: int
+    ref_columns: tuple[str, ...]
+    on_delete: str = "a"
+    on_update: str = "a"
+    set_columns: tuple[str, ...] = ()
+    deferrable: bool = False
+    deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    name: str
+    events: frozenset[str]
+    timing: str
+    for_each_row: bool
+    function: int
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rewrite rule other than a view's own; `event` is `select`, `insert`, `update` or `delete`."""
+
+    name: str
+    event: str
+    instead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`mode` is soft or journal; `bookkeeping` are the columns that agents must not see (none in journal)."""
+
+    mode: str
+    version: int = 1
+    bookkeeping: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """
+    A relation; `kind` is pg_class.relkind: r table, p partitioned, v view, m materialized, f foreign, S sequence.
+
+    `parents` and `children` are oids by inheritance or partitioning, direct ones only; `definition` is SQL.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    columns: tuple[Column, ...] = ()
+    uniques: tuple[Unique, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    parents: tuple[int, ...] = ()
+    children: tuple[int, ...] = ()
+    is_partition: bool = False
+    row_security: bool = False
+    definition: str | None = None
+    security_invoker: bool = False
+    #: pg_class.reltuples; -1 when never analysed. An estimate: never a blast radius.
+    row_estimate: float = -1.0
+    guard: Guard | None = None
+    extension: str | None = None
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        for unique in self.uniques:
+            if unique.primary:
+                return tuple(c for c in unique.columns if c is not None)
+        return ()
+
+    def column(self, name: str) -> Column | None:
+        return next((c for c in self.columns if c.name == name), None)
+
+    @property
+    def visible_columns(self) -> tuple[str, ...]:
+        """The columns that an agent sees, in order."""
+        hidden = self.guard.bookkeeping if self.guard else ()
+        return tuple(c.name for c in self.columns if c.name not in hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`kind` is pg_proc.prokind: f function, p procedure, a aggregate, w window."""
+
+    oid: int
+    schema: str
+    name: str
+    arg_types: tuple[int, ...]
+    arg_type_names: tuple[str, ...]
+    #: How many arguments may be left out from the right.
+    defaults: int = 0
+    variadic: bool = False
+    return_type: int = 0
+    returns_set: bool = False
+    volatility: str = "v"
+    security_definer: bool = False
+    language: str = "sql"
+    source: str = ""
+    kind: str = "f"
+    extension: str | None = None
+    #: Functions an aggregate calls (transition, final, combine …), as oids.
+    calls: tuple[int, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        return f"{self.schema}.{self.name}({','.join(self.arg_type_names)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    oid: int
+    schema: str
+    name: str
+    left: int
+    right: int
+    function: int
+    extension: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    source: int
+    target: int
+    #: 0 when the cast is binary-coercible or goes through text.
+    function: int
+    context: str
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """`kind` is pg_type.typtype: b base, c composite, d domain, e enum, r range, m multirange, p pseudo."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    relation: int = 0
+    element: int = 0
+    base: int = 0
+    extension: str | None = None
+    #: CHECK constraints of a domain, as SQL: they run functions too.
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """`version` changes whenever anything that a decision may depend on has changed."""
+
+    version: str = ""
+    server_version: int = 180000
+    tables: Mapping[int, Table] = field(default_factory=dict)
+    functions: Mapping[int, Function] = field(default_factory=dict)
+    operators: tuple[Operator, ...] = ()
+    casts: tuple[Cast, ...] = ()
+    types: Mapping[int, Type] = field(default_factory=dict)
+    foreign_keys: tuple[ForeignKey, ...] = ()
+    schemas: frozenset[str] = frozenset({"public"})
+
+    @cached_property
+    def _by_name(self) -> Mapping[tuple[str, str], Table]:
+        return {(t.schema, t.name): t for t in self.tables.values()}
+
+    @cached_property
+    def _functions_by_name(self) -> Mapping[str, tuple[Function, ...]]:
+        found: dict[str, list[Function]] = {}
+        for function in self.functions.values():
+            found.setdefault(function.name, []).append(function)
+        return {name: tuple(some) for name, some in found.items()}
+
+    @cached_property
+    def _references_to(self) -> Mapping[int, tuple[ForeignKey, ...]]:
+        found: dict[int, list[ForeignKey]] = {}
+        for key in self.foreign_keys:
+            found.setdefault(key.references, []).append(key)
+        return {oid: tuple(keys) for oid, keys in found.items()}
+
+    def table(self, schema: str | None, name: str, search_path: Sequence[str]) -> Table | None:
+        """Resolve a relation name as PostgreSQL does; None when it is in no schema of the path."""
+        if schema is not None:
+            return self._by_name.get((schema, name))
+        for candidate in search_path:
+            found = self._by_name.get((candidate, name))
+            if found is not None:
+                return found
+        return None
+
+    def functions_named(self, schema: str | None, name: str) -> tuple[Function, ...]:
+        """Every function outside pg_catalog with that name, in any schema or in *schema*."""
+        some = self._functions_by_name.get(name, ())
+        return some if schema is None else tuple(f for f in some if f.schema == schema)
+
+    def references_to(self, oid: int) -> tuple[ForeignKey, ...]:
+        """Foreign keys whose parent is *oid*."""
+        return self._references_to.get(oid, ())
+
+    def descendants(self, oid: int) -> Iterator[Table]:
+        """Yield every partition or inheritance child below *oid*, depth first."""
+        table = self.tables.get(oid)
+        for child in table.children if table else ():
+            if child in self.tables:
+                yield self.tables[child]
+                yield from self.descendants(child)
+
+    def guarded(self) -> Iterable[Table]:
+        return (t for t in self.tables.values() if t.guard is not None)

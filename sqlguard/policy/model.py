@@ -1,0 +1,161 @@
+"""
+The policy file (DESIGN 3.12) as a value: TOML in, a frozen model out, unknown keys refused.
+
+Patterns in `[tables]` match `schema.table` with `*`; the most specific one wins (the longest literal text,
+an exact name above all). What no pattern matches is not granted at all.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sqlguard.errors import PolicyError
+
+Tier = Literal["reversible", "costly", "compensable", "irreversible"]
+DeleteMode = Literal["soft", "journal", "refuse"]
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(value: object) -> object:
+    """Turn `5s`, `250ms`, `15min`, `1h` or a number of seconds into a timedelta."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    if isinstance(value, str):
+        text = value.strip()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text[len(digits) :].strip() or "s"
+        try:
+            return timedelta(seconds=float(digits) * _UNITS[unit])
+        except (KeyError, ValueError):
+            message = f"`{value}` is not a duration; write `250ms`, `5s`, `15min` or `1h`"
+            raise ValueError(message) from None
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(duration)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reads(_Model):
+    max_result_rows: int = Field(100_000, gt=0)
+
+
+class Limits(_Model):
+    """What every table inherits from `[defaults]`; None means not set here."""
+
+    max_rows: int | None = Field(None, ge=0, description="rows one statement may change, cascades included")
+    max_share: float | None = Field(None, ge=0, le=1, description="share of a table, from 10 rows up")
+    on_excess: Literal["approve", "refuse"] | None = None
+    statement_timeout: Duration | None = None
+
+
+class Defaults(Limits):
+    max_rows: int | None = Field(100, ge=0)
+    max_share: float | None = Field(0.5, ge=0, le=1)
+    on_excess: Literal["approve", "refuse"] | None = "approve"
+    statement_timeout: Duration | None = timedelta(seconds=30)
+    lock_timeout: Duration | None = timedelta(seconds=5)
+    idle_in_transaction_timeout: Duration | None = timedelta(minutes=5)
+    max_ttl: Duration = timedelta(hours=1)
+    connections: int = Field(10, gt=0, description="concurrent sessions of one task")
+    search_path: tuple[str, ...] = ("public",)
+    reads: Reads = Reads()
+    unscoped: Literal["approve", "refuse"] = "refuse"
+
+
+class TableRule(Limits):
+    select: bool | tuple[str, ...] = False
+    insert: bool | tuple[str, ...] = False
+    update: bool | tuple[str, ...] = False
+    delete: DeleteMode = "refuse"
+    rows: str | None = Field(None, description="row scope, a SQL condition over the columns and :parameters")
+    class_: tuple[str, ...] = Field((), alias="class")
+
+
+class FunctionRule(_Model):
+    tier: Tier = "reversible"
+    compensation: str | None = None
+
+
+class When(_Model):
+    tier: Tier | tuple[Tier, ...] | None = None
+    class_: str | None = Field(None, alias="class")
+    rows: str | None = None
+    share: str | None = None
+    confidence: str | None = None
+    kind: str | None = None
+    table: str | None = None
+
+
+class Gate(_Model):
+    when: When = When()
+    then: Literal["allow", "approve", "refuse"]
+
+
+class Policy(_Model):
+    """One policy; `version` is given by `policy apply`, 0 means never applied."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
+    description: str = ""
+    defaults: Defaults = Defaults()
+    tables: Mapping[str, TableRule] = Field(default_factory=dict)
+    functions: Mapping[str, FunctionRule] = Field(default_factory=dict)
+    gates: tuple[Gate, ...] = ()
+    version: int = Field(0, exclude=True)
+
+    def table_rule(self, schema: str, name: str) -> TableRule | None:
+        """Return the rule of the most specific pattern that matches, or None when nothing is granted."""
+        full = f"{schema}.{name}"
+        matching = [p for p in self.tables if fnmatchcase(full, p if "." in p else f"public.{p}")]
+        if not matching:
+            return None
+        return self.tables[
+            max(matching, key=lambda p: ("*" not in p and "?" not in p, len(p.replace("*", ""))))
+        ]
+
+    def max_rows(self, schema: str, name: str) -> int | None:
+        rule = self.table_rule(schema, name)
+        return rule.max_rows if rule and rule.max_rows is not None else self.defaults.max_rows
+
+    def max_share(self, schema: str, name: str) -> float | None:
+        rule = self.table_rule(schema, name)
+        return rule.max_share if rule and rule.max_share is not None else self.defaults.max_share
+
+    def on_excess(self, schema: str, name: str) -> str:
+        rule = self.table_rule(schema, name)
+        return (rule.on_excess if rule and rule.on_excess else self.defaults.on_excess) or "approve"
+
+
+def parse_policy(text: str, source: str) -> Policy:
+    """
+    Read one policy from TOML *text*; *source* names it in errors.
+
+    Raises PolicyError with every fault that was found, one per line.
+    """
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise PolicyError(
+            f"`{source}` is not valid TOML: {fault}", hint="mend the file; see `sqlguard policy schema`"
+        ) from None
+    return policy_from_document(document, source)
+
+
+def policy_from_document(document: Mapping[str, Any], source: str) -> Policy:
+    """Make a policy from its parsed document (as stored in `sqlguard.policy`). Raises PolicyError."""
+    try:
+        return Policy.model_validate(document)
+    except ValidationError as fault:
+        lines = [f"{'.'.join(str(p) for p in e['loc']) or 'policy'}: {e['msg']}" for e in fault.errors()]
+        raise PolicyError(
+            f"`{source}` is not a valid policy: {lines[0]}",
+            detail="\n".join(lines),
+            hint="mend the file; `sqlguard policy schema` prints what is allowed",
+        ) from None
