@@ -46,7 +46,7 @@ class Unique:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """`on_delete`, `on_update`: a no action, r restrict, c cascade, n set null, d set default (pg_constraint)."""
+    """`on_delete`, `on_update`: a no action, r restrict, c cascade, n set null, d set default."""
 
     name: str
     table: int
@@ -91,7 +91,7 @@ class Guard:
 @dataclass(frozen=True, slots=True)
 class Table:
     """
-    A relation; `kind` is pg_class.relkind: r table, p partitioned, v view, m materialized, f foreign, S sequence.
+    A relation; `kind`: r table, p partitioned, v view, m materialized view, f foreign, S sequence.
 
     `parents` and `children` are oids by inheritance or partitioning, direct ones only; `definition` is SQL.
     """
