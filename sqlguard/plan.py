@@ -4,6 +4,7 @@ What is going to be run for one statement, and what came of it.
 Only `sqlguard.gate` makes a Decision, so holding one proves that a verdict was given.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ class Decision:
     #: The command tag's verb as the client must see it (`DELETE` for a soft delete), None: as it comes.
     tag: str | None = None
     rewritten: bool = False
+    #: Maps a 1-based error position in `text` back to the client's text; None: they are the same.
+    position: Callable[[int], int | None] | None = None
 
     @property
     def is_write(self) -> bool:
@@ -49,7 +52,7 @@ class Affected:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What running (or previewing) a statement gave; field names are the same in JSON, Python and the journal."""
+    """What running (or previewing) a statement gave; field names are the same in JSON and in the journal."""
 
     verdict: str
     tag: str | None = None

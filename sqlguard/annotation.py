@@ -1,0 +1,107 @@
+"""
+What an agent says about a statement: reason, confidence, idempotency key, step (DESIGN 3.7).
+
+Three ways in, one value out: sqlcommenter tags in a comment of the statement, `SET sqlguard.…` of the session,
+or arguments of the Python and MCP doors. A tag in the statement wins over the session's setting.
+The comment is found by PostgreSQL's own scanner, so a string that looks like a tag is never taken for one.
+sqlcommenter: https://google.github.io/sqlcommenter/spec/ (keys and values are URL-encoded, values quoted).
+"""
+
+from dataclasses import dataclass, replace
+from urllib.parse import unquote
+
+import postgast
+
+FIELDS = ("reason", "confidence", "idempotency_key", "step", "traceparent")
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """`confidence` is between 0 and 1, as the agent claims it."""
+
+    reason: str | None = None
+    confidence: float | None = None
+    idempotency_key: str | None = None
+    step: str | None = None
+    traceparent: str | None = None
+
+    def merged(self, over: "Annotation") -> "Annotation":
+        """Return this annotation with every field that *over* has set taken from it."""
+        changes = {name: value for name in FIELDS if (value := getattr(over, name)) is not None}
+        return replace(self, **changes)
+
+
+EMPTY = Annotation()
+
+
+def confidence(text: str) -> float | None:
+    """Read a confidence; anything that is no number between 0 and 1 counts as not given."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 <= value <= 1.0 else None
+
+
+def with_field(annotation: Annotation, name: str, value: str | None) -> Annotation:
+    """Return *annotation* with one field set from text; an empty value clears it."""
+    if name not in FIELDS:
+        return annotation
+    if name == "confidence":
+        return replace(annotation, confidence=confidence(value) if value else None)
+    return replace(annotation, **{name: value or None})
+
+
+def read(text: str) -> Annotation:
+    """Return what the comments of *text* say; a text without comments costs one `in`."""
+    if "/*" not in text and "--" not in text:
+        return EMPTY
+    try:
+        tokens = postgast.scan(text).tokens
+    except postgast.PgQueryError:
+        return EMPTY
+    raw = text.encode()
+    annotation = EMPTY
+    for token in tokens:
+        if token.token not in _COMMENTS:
+            continue
+        comment = raw[token.start : token.end].decode(errors="replace")
+        annotation = annotation.merged(
+            _tags(comment.removeprefix("/*").removesuffix("*/").removeprefix("--"))
+        )
+    return annotation
+
+
+def _tags(comment: str) -> Annotation:
+    annotation = EMPTY
+    for name, value in _pairs(comment):
+        if name in FIELDS:
+            annotation = with_field(annotation, name, value)
+    return annotation
+
+
+def _pairs(comment: str) -> list[tuple[str, str]]:
+    """Split `a='b',c='d\\'e'` into pairs; stops at the first thing that is not of that form."""
+    pairs: list[tuple[str, str]] = []
+    rest = comment.strip()
+    while rest:
+        name, equals, rest = rest.partition("='")
+        if not equals:
+            break
+        value: list[str] = []
+        position = 0
+        while position < len(rest) and rest[position] != "'":
+            if rest[position] == "\\" and position + 1 < len(rest):
+                position += 1
+            value.append(rest[position])
+            position += 1
+        if position >= len(rest):
+            break
+        pairs.append((unquote(name.strip().lstrip(",").strip()), unquote("".join(value))))
+        rest = rest[position + 1 :].lstrip().removeprefix(",").lstrip()
+    return pairs
+
+
+# By name, not number: libpg_query renumbers its tokens with every grammar.
+_TOKEN = postgast.pg_query_pb2.Token
+_COMMENTS = frozenset({_TOKEN.Value("SQL_COMMENT"), _TOKEN.Value("C_COMMENT")})

@@ -1,0 +1,170 @@
+"""
+THE PATH: text -> Statement -> Verdict -> Decision. Every door calls it; nothing else reaches the database.
+
+No I/O: the catalog, the policy and the session are values. A Decision is carried out by an executor
+(`postgres.executor` for Python, `proxy.session` for the wire), which journals the intent of a write before
+the write runs.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlguard.errors import (
+    ApprovalRequired,
+    CapExceeded,
+    Frozen,
+    NotUnderstood,
+    Refused,
+    SqlguardError,
+    TaskEnded,
+)
+from sqlguard.plan import Decision
+from sqlguard.policy import decide
+from sqlguard.policy.context import Context
+from sqlguard.policy.verdict import Effect, Finding, Verdict
+from sqlguard.rewrite import rewrite
+from sqlguard.statement import analyse
+from sqlguard.statement.model import Kind, Session, Statement
+
+#: What a decision on these depends on besides text and search_path is the session's own history.
+_SESSION_BOUND = frozenset({Kind.EXECUTE, Kind.FETCH, Kind.CLOSE, Kind.DEALLOCATE})
+_CHANGES_SESSION = frozenset(
+    {
+        Kind.SET,
+        Kind.RESET,
+        Kind.DISCARD,
+        Kind.PREPARE,
+        Kind.DEALLOCATE,
+        Kind.DECLARE,
+        Kind.CLOSE,
+        Kind.CREATE_TEMP,
+        Kind.DROP_TEMP,
+    }
+)
+_ERRORS: dict[str, type[SqlguardError]] = {
+    e.sqlstate: e for e in (ApprovalRequired, Refused, NotUnderstood, TaskEnded, Frozen, CapExceeded)
+}
+#: Entries, not bytes: texts longer than `_CACHED_TEXT` are decided anew each time, so memory stays bounded.
+_CACHE_ENTRIES = 4096
+_CACHED_TEXT = 16_384
+
+
+@dataclass
+class Gate:
+    """One gate per policy version and catalog version; its cache is shared by all sessions of that pair."""
+
+    context: Context
+    _cache: OrderedDict[object, tuple[Decision, ...]] = field(default_factory=OrderedDict, repr=False)
+    hits: int = 0
+    misses: int = 0
+
+    def decide(self, text: str, session: Session) -> tuple[Decision, ...]:
+        """
+        Return one Decision per statement of *text*, in order; never raises one of our own errors.
+
+        What can't be understood is one refused Decision for the whole text.
+        """
+        key = (text, session.search_path, tuple(session.temporary))
+        cached = self._cache.get(key)
+        if cached is not None:
+            self._cache.move_to_end(key)
+            self.hits += 1
+            return cached
+        self.misses += 1
+        decisions = self._decide(text, session)
+        if len(text) <= _CACHED_TEXT and not any(d.kind in _SESSION_BOUND for d in decisions):
+            self._cache[key] = decisions
+            if len(self._cache) > _CACHE_ENTRIES:
+                self._cache.popitem(last=False)
+        return decisions
+
+    def _decide(self, text: str, session: Session) -> tuple[Decision, ...]:
+        try:
+            statements = analyse(text, self.context.catalog, session)
+        except SqlguardError as fault:
+            return (refusal(text, fault),)
+        decisions: list[Decision] = []
+        for statement in statements:
+            again = statement
+            if decisions and decisions[-1].kind in _CHANGES_SESSION:
+                # What the statement means depends on one before it in the same message.
+                try:
+                    again = analyse(statement.text, self.context.catalog, session)[0]
+                except SqlguardError as fault:
+                    decisions.append(refusal(statement.text, fault))
+                    continue
+            decision = self._judge(again, session)
+            session = advance(session, decision)
+            decisions.append(decision)
+        return tuple(decisions)
+
+    def _judge(self, statement: Statement, session: Session) -> Decision:
+        verdict = decide(statement, session, self.context)
+        if verdict.effect > Effect.REWRITE:
+            return Decision(statement, verdict, statement.text)
+        try:
+            changed = rewrite(statement.text, self.context.catalog, session)
+        except SqlguardError as fault:
+            return refusal(statement.text, fault, statement)
+        if not changed.changed:
+            return Decision(statement, verdict, statement.text)
+        return Decision(
+            statement, verdict, changed.text, tag=changed.tag, rewritten=True, position=changed.position
+        )
+
+
+def refusal(text: str, fault: SqlguardError, statement: Statement | None = None) -> Decision:
+    """Return the refused Decision that stands for *fault*, raised while *text* was read or rewritten."""
+    effect = Effect.APPROVE if isinstance(fault, ApprovalRequired) else Effect.REFUSE
+    rule = fault.rules[0] if fault.rules else type(fault).__name__
+    finding = Finding(rule, effect, fault.message, fault.hint, fault.detail, fault.sqlstate)
+    return Decision(statement or Statement(Kind.OTHER, text), Verdict(effect, (finding,)), text)
+
+
+def error(decision: Decision) -> SqlguardError:
+    """Return the error that a refused *decision* is answered with."""
+    finding = decision.verdict.decisive
+    if finding is None:
+        return NotUnderstood("the statement could not be judged")
+    if decision.verdict.effect is Effect.APPROVE:
+        return ApprovalRequired(
+            finding.message, detail=finding.detail, hint=finding.hint, rules=decision.verdict.rules
+        )
+    kind = _ERRORS.get(finding.sqlstate, Refused)
+    made = kind(finding.message, detail=finding.detail, hint=finding.hint, rules=decision.verdict.rules)
+    made.sqlstate = finding.sqlstate
+    return made
+
+
+def first_refused(decisions: Sequence[Decision]) -> Decision | None:
+    """None of a message's statements runs if one of them is refused: return that one."""
+    return next((d for d in decisions if not d.allowed), None)
+
+
+def advance(
+    session: Session, decision: Decision
+) -> Session:  # long: one match over the kinds that change a session
+    """Return *session* as it is after *decision* has been carried out without an error."""
+    statement = decision.statement
+    name = statement.subject
+    match statement.kind:
+        case Kind.PREPARE if name and statement.inner:
+            return session.after(prepared={**session.prepared, name: statement.inner})
+        case Kind.DEALLOCATE:
+            return session.after(prepared={k: v for k, v in session.prepared.items() if name and k != name})
+        case Kind.DECLARE if name and statement.inner:
+            return session.after(cursors={**session.cursors, name: statement.inner})
+        case Kind.CLOSE:
+            return session.after(cursors={k: v for k, v in session.cursors.items() if name and k != name})
+        case Kind.CREATE_TEMP if name:
+            columns = tuple(statement.details.get("columns", ()))
+            return session.after(temporary={**session.temporary, name: columns})
+        case Kind.DROP_TEMP if name:
+            return session.after(temporary={k: v for k, v in session.temporary.items() if k != name})
+        case Kind.SET | Kind.RESET if name == "search_path" and "search_path" in statement.details:
+            return session.after(search_path=tuple(statement.details["search_path"]))
+        case Kind.DISCARD:
+            return session.after(prepared={}, cursors={}, temporary={})
+        case _:
+            return session
