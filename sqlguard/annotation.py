@@ -1,7 +1,7 @@
 """
 What an agent says about a statement: reason, confidence, idempotency key, step (DESIGN 3.7).
 
-Three ways in, one value out: sqlcommenter tags in a comment of the statement, `SET sqlguard.…` of the session,
+Three ways in, one value out: sqlcommenter tags in a comment of the statement, `SET sqlguard.…` of a session,
 or arguments of the Python and MCP doors. A tag in the statement wins over the session's setting.
 The comment is found by PostgreSQL's own scanner, so a string that looks like a tag is never taken for one.
 sqlcommenter: https://google.github.io/sqlcommenter/spec/ (keys and values are URL-encoded, values quoted).
