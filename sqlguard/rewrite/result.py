@@ -1,0 +1,27 @@
+"""
+What a rewrite gives: the text to run, and how to speak of it in the words of the text that was sent.
+"""
+
+from dataclasses import dataclass
+
+from sqlguard.rewrite.edits import Copied
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """`tag` is the verb of the command tag that the client must see; `writes_soft` the oids of tables marked in."""
+
+    text: str
+    changed: bool = False
+    tag: str | None = None
+    writes_soft: tuple[int, ...] = ()
+    copied: tuple[Copied, ...] = ()
+
+    def position(self, p: int) -> int | None:
+        """Return the 1-based character of the original text for character *p* of the new one, None if it is ours."""
+        if not self.changed:
+            return p
+        for run in self.copied:
+            if run.new < p <= run.new + run.length:
+                return run.old + p - run.new
+        return None
