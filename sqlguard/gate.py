@@ -19,13 +19,15 @@ from sqlguard.errors import (
     SqlguardError,
     TaskEnded,
 )
+from sqlguard.annotation import Annotation
+from sqlguard.journal import Intent
 from sqlguard.plan import Decision
 from sqlguard.policy import decide
 from sqlguard.policy.context import Context
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
 from sqlguard.statement import analyse
-from sqlguard.statement.model import Kind, Session, Statement
+from sqlguard.statement.model import Kind, Relation, Session, Statement
 
 #: What a decision on these depends on besides text and search_path is the session's own history.
 _SESSION_BOUND = frozenset({Kind.EXECUTE, Kind.FETCH, Kind.CLOSE, Kind.DEALLOCATE})
@@ -144,7 +146,7 @@ def first_refused(decisions: Sequence[Decision]) -> Decision | None:
 
 def advance(
     session: Session, decision: Decision
-) -> Session:  # long: one match over the kinds that change a session
+) -> Session:  # noqa: PLR0911 (one match over the kinds that change a session)
     """Return *session* as it is after *decision* has been carried out without an error."""
     statement = decision.statement
     name = statement.subject
@@ -168,3 +170,38 @@ def advance(
             return session.after(prepared={}, cursors={}, temporary={})
         case _:
             return session
+
+
+def begin_text(decision: Decision) -> str:
+    """
+    Return the text that opens a block: with READ WRITE, unless the client asked for READ ONLY.
+
+    The session's default is read only, so that a read outside a block is run as one.
+    """
+    if decision.statement.details.get("read_only") is not None:
+        return decision.text
+    return decision.text.rstrip().rstrip(";") + "\nREAD WRITE"
+
+
+def intent(decision: Decision, params: Sequence[object] | None, annotation: Annotation, *, via: str) -> Intent:
+    """Return what the journal must know of a decision before it is carried out."""
+    return Intent(
+        kind=decision.kind.value,
+        verdict=str(decision.verdict.effect),
+        tier=decision.verdict.tier,
+        rules=decision.verdict.rules,
+        tables=tuple(sorted({qualified(w.table) for w in decision.statement.writes})),
+        statement=decision.statement.text,
+        executed=decision.text if decision.rewritten else None,
+        params=None if params is None else tuple(None if p is None else str(p) for p in params),
+        reason=annotation.reason,
+        confidence=annotation.confidence,
+        idempotency_key=annotation.idempotency_key,
+        step=annotation.step,
+        via=via,
+    )
+
+
+def qualified(relation: Relation) -> str:
+    """Return the name of a written relation as the journal keeps it."""
+    return f"{relation.schema}.{relation.name}" if relation.schema else relation.name

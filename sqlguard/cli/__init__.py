@@ -1,0 +1,43 @@
+"""
+The command line. One module per group of commands; this one joins them and turns errors into exit statuses:
+0 ok, 1 refused or conflict, 2 usage, 3 approval required.
+"""
+
+import sys
+
+import psycopg
+import typer
+
+from sqlguard.cli import database, demo, history, policies, serve, statements, tasks
+from sqlguard.cli.common import state
+from sqlguard.cli.output import err, print_error, print_exception
+from sqlguard.errors import SqlguardError
+
+app = typer.Typer(
+    name="sqlguard",
+    help="Database-layer safety for AI agents that write SQL.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+for group in (demo, database, policies, tasks, statements, history, serve):
+    group.register(app)
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    try:
+        app(standalone_mode=True)
+    except SqlguardError as fault:
+        print_error(fault, as_json=state.json)
+        sys.exit(fault.exit_status)
+    except psycopg.Error as fault:
+        print_exception(fault, as_json=state.json)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+__all__ = ["app", "main"]

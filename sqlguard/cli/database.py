@@ -1,0 +1,141 @@
+"""`migrate`, `guard`, `unguard`, `freeze`, `thaw`: what the operator does to the database."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from sqlguard.cli.common import Dsn, Json, operator, operator_dsn
+from sqlguard.cli.output import out, print_json, print_rows
+from sqlguard.errors import NotConfigured
+from sqlguard.policy.model import duration
+from sqlguard.postgres import freeze as freezing
+from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
+from sqlguard.postgres.migrate import migrate as run_migrations
+
+Tables = Annotated[list[str] | None, typer.Argument(help="Tables, `schema.name`; `public` is assumed.")]
+
+
+def migrate(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Create or upgrade the schema `sqlguard` in the database (Alembic underneath). Safe to repeat.
+
+    Example: sqlguard migrate --dsn postgresql://owner@localhost/shop
+    """
+    done = run_migrations(operator_dsn(dsn))
+    if as_json:
+        print_json({"applied": done})
+    elif done:
+        out.print(f"applied {len(done)} migration(s): {', '.join(done)}")
+    else:
+        out.print("nothing to do: the schema `sqlguard` is up to date")
+
+
+def guard(
+    tables: Tables = None,
+    *,
+    all_tables: Annotated[
+        bool, typer.Option("--all", help="Every ordinary table outside system schemas.")
+    ] = False,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="`soft`, `journal`, or `auto`: soft unless the pre-flight finds a reason against it."
+        ),
+    ] = "auto",
+    unique: Annotated[
+        str, typer.Option(help="`partial`: a deleted row frees its unique values; `keep`: it keeps them.")
+    ] = "partial",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Guard tables: soft-delete columns, row-level security, capture of before images, caps. Safe to repeat.
+
+    Example: sqlguard guard public.orders public.items --mode soft
+    """
+    if mode not in ("auto", "soft", "journal") or unique not in ("partial", "keep"):
+        raise typer.BadParameter("--mode is auto, soft or journal; --unique is partial or keep")
+    with operator(dsn) as conn:
+        names = user_tables(conn) if all_tables else list(tables or ())
+        if not names:
+            raise typer.BadParameter("name tables, or say --all")
+        reports = guard_tables(conn, names, mode=None if mode == "auto" else mode, unique=unique)
+    _show(reports, as_json=as_json)
+
+
+def unguard(tables: Tables = None, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Take the guard off tables. Refused while deleted rows are still in them.
+
+    Example: sqlguard unguard public.orders
+    """
+    if not tables:
+        raise typer.BadParameter("name tables")
+    with operator(dsn) as conn:
+        reports = unguard_tables(conn, tables)
+    _show(reports, as_json=as_json)
+
+
+def _show(reports: list[GuardReport], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"tables": [r.as_dict() for r in reports]})
+        return
+    print_rows(
+        ("table", "mode", "done", "notes"),
+        [
+            (r.table, r.mode, "changed" if r.changed else "nothing to do", "; ".join(map(str, r.notes)))
+            for r in reports
+        ],
+    )
+
+
+def freeze(
+    *,
+    reason: Annotated[str, typer.Option(help="Why; every refused write says it.")],
+    tables: Annotated[list[str] | None, typer.Option(help="Only these tables; default: all.")] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="How long, e.g. `2h`; default: until thaw.")
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Stop every agent's writes within a second, proxy or no proxy; reads go on.
+
+    Example: sqlguard freeze --reason "code freeze" --for 2h
+    """
+    until = None
+    if for_ is not None:
+        length = duration(for_)
+        until = datetime.now(UTC) + length  # type: ignore[operator]  # duration() gives a timedelta or raises
+    with operator(dsn) as conn:
+        number = freezing.freeze(conn, tables=tables or None, until=until, reason=reason)
+    if as_json:
+        print_json({"freeze": number, "tables": tables, "until": until, "reason": reason})
+    else:
+        out.print(f"frozen: {', '.join(tables) if tables else 'all tables'}; `sqlguard thaw` ends it")
+
+
+def thaw(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    End every freeze.
+
+    Example: sqlguard thaw
+    """
+    with operator(dsn) as conn:
+        ended = freezing.thaw(conn)
+    if as_json:
+        print_json({"thawed": ended})
+    else:
+        out.print(f"thawed: {ended} freeze(s) ended" if ended else "nothing was frozen")
+
+
+def not_there_yet(command: str, instead: str) -> None:
+    """Answer for a command of the contract that this version doesn't have."""
+    raise NotConfigured(f"`sqlguard {command}` is not in this version", hint=instead)
+
+
+def register(app: typer.Typer) -> None:
+    for command in (migrate, guard, unguard, freeze, thaw):
+        app.command()(command)

@@ -1,0 +1,145 @@
+"""`journal list|show|verify` and `undo`: what agents did, and taking it back."""
+
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
+from sqlguard.errors import UndoConflict
+from sqlguard.postgres import journal as journals
+from sqlguard.postgres import undo as undoing
+
+group = typer.Typer(help="The journal: what agents did, written before they did it.", no_args_is_help=True)
+
+
+@group.command("list")
+def list_(
+    *,
+    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only statements that wrote to this table.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List actions, oldest first.
+
+    Example: sqlguard journal list --task TASK --json
+    """
+    with operator(dsn) as conn:
+        actions = journals.list_actions(conn, task=task, agent=agent, table=table, limit=limit)
+    if as_json:
+        print_json({"actions": [a.as_dict() for a in actions]})
+        return
+    print_rows(
+        ("action", "at", "agent", "verdict", "outcome", "rows", "statement", "reason"),
+        [(a.id, a.at, a.agent, a.verdict, a.outcome, a.rows, a.statement, a.reason) for a in actions],
+    )
+
+
+@group.command("show")
+def show(
+    action: Annotated[int, typer.Argument(help="The action's number.")],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Show one action with its events and what it changed.
+
+    Example: sqlguard journal show 12
+    """
+    with operator(dsn) as conn:
+        found = journals.show_action(conn, action)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_pairs({k: v for k, v in found.as_dict().items() if v not in (None, [], {})})
+
+
+@group.command("verify")
+def verify(
+    *,
+    task: Annotated[str | None, typer.Option(help="Only this task's chain.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Check the hash chains: finds entries that were changed, removed or reordered. Exit status 1 if there are any.
+
+    Example: sqlguard journal verify
+    """
+    with operator(dsn) as conn:
+        report = journals.verify(conn, task=task)
+    if as_json:
+        print_json(report)
+    elif report.ok:
+        out.print(f"ok: {report.entries} entries in {report.tasks} chains")
+    else:
+        for fault in report.faults:
+            out.print(f"[red]broken[/red] {fault}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def undo(
+    *,
+    task: Annotated[str | None, typer.Option(help="Everything that this task did.")] = None,
+    action: Annotated[int | None, typer.Option(help="One action.")] = None,
+    undo_id: Annotated[int | None, typer.Option("--undo", help="An earlier undo: this is the redo.")] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show what would happen, change nothing.")
+    ] = False,
+    on_conflict: Annotated[
+        str, typer.Option(help="Rows that somebody changed since: `stop`, `skip` them, or `force`.")
+    ] = "stop",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Take back what an agent did, newest first, across foreign keys, in one transaction. Safe to repeat.
+
+    Example: sqlguard undo --task TASK --preview
+    """
+    if sum(x is not None for x in (task, action, undo_id)) != 1:
+        raise typer.BadParameter("say what: --task, --action or --undo")
+    if on_conflict not in ("stop", "skip", "force"):
+        raise typer.BadParameter("--on-conflict is stop, skip or force")
+    with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
+        bar = progress.add_task("undoing", total=None)
+
+        def advanced(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        report = undoing.undo(
+            conn,
+            task=task,
+            action=action,
+            undo_id=undo_id,
+            preview=preview,
+            on_conflict=on_conflict,
+            progress=advanced,
+        )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _show(report, preview=preview)
+    if report.conflicts and on_conflict == "stop":
+        raise typer.Exit(UndoConflict.exit_status)
+
+
+def _show(report: undoing.UndoReport, *, preview: bool) -> None:
+    if report.already_undone:
+        out.print("already undone: nothing to do")
+        return
+    for conflict in report.conflicts:
+        out.print(f"[yellow]conflict[/yellow] {conflict}")
+    print_rows(("table", "operation", "rows"), [(t.table, t.op, t.rows) for t in report.tables])
+    out.print("this is what an undo would do" if preview else f"done (undo {report.undo})")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="journal")
+    app.command()(undo)

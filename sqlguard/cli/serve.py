@@ -1,0 +1,71 @@
+"""`serve`: the proxy and the janitor in one process."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from sqlguard import app as composition
+from sqlguard import settings
+from sqlguard.cli.common import Json, operator_dsn
+from sqlguard.cli.output import out, print_json
+
+
+def serve(
+    *,
+    listen: Annotated[str | None, typer.Option(help="host:port; default 127.0.0.1:6543.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS to agents (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    tls_required: Annotated[bool, typer.Option("--tls-required", help="Refuse agents without TLS.")] = False,
+    backend_tls: Annotated[
+        str | None, typer.Option(help="TLS to PostgreSQL: disable, prefer, require or verify-full.")
+    ] = None,
+    backend_tls_ca: Annotated[Path | None, typer.Option(help="CA for verify-full.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Check configuration and database, then exit.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    dsn: Annotated[str | None, typer.Option("--dsn", help="Connection of the operator. [env: SQLGUARD_DSN]")] = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Run the proxy that agents connect to, and the janitor that ends tasks.
+
+    Example: sqlguard serve --dsn postgresql://owner@localhost/shop --listen 127.0.0.1:6543
+    """
+    configuration = settings.load(
+        dsn=operator_dsn(dsn),
+        listen=listen,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_required=tls_required or None,
+        backend_tls=backend_tls,
+        backend_tls_ca=backend_tls_ca,
+        log_level=log_level,
+    )
+    _configure_logs(configuration.log_level, as_json=as_json)
+    if check:
+        found = composition.check(configuration)
+        if as_json:
+            print_json(found)
+        else:
+            out.print(f"ok: PostgreSQL {found['postgresql']}, {found['guarded_tables']} guarded tables")
+        return
+    composition.serve(configuration)
+
+
+def _configure_logs(level: str, *, as_json: bool) -> None:
+    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper(), logging.INFO)),
+        logger_factory=structlog.PrintLoggerFactory(file=typer.get_text_stream("stderr")),
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)

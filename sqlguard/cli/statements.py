@@ -1,0 +1,168 @@
+"""`check`, `preview`, `exec`: one statement, judged, shown or run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sqlguard import settings
+from sqlguard.catalog import Catalog
+from sqlguard.cli.common import Dsn, Json, operator_dsn
+from sqlguard.cli.output import err, out, print_json, print_rows
+from sqlguard.cli.policies import load_policies
+from sqlguard.connection import connect
+from sqlguard.gate import Gate, error
+from sqlguard.plan import Decision, Outcome
+from sqlguard.policy.context import Context
+from sqlguard.postgres.catalog_reader import read_catalog
+from sqlguard.postgres.connect import connect as connect_to
+from sqlguard.statement.model import Session
+
+Sql = Annotated[str | None, typer.Argument(help="One SQL statement; `-` or nothing reads standard input.")]
+TaskOption = Annotated[
+    str, typer.Option("--task", help="The task that it runs for, as `task open` printed it.")
+]
+Reason = Annotated[str | None, typer.Option(help="Why, for the journal.")]
+Confidence = Annotated[float | None, typer.Option(min=0, max=1, help="How sure, from 0 to 1.")]
+Key = Annotated[str | None, typer.Option("--idempotency-key", help="Run at most once under this key.")]
+
+
+def _text(sql: str | None) -> str:
+    text = sys.stdin.read() if sql is None or sql == "-" else sql
+    if not text.strip():
+        raise typer.BadParameter("there is no SQL to look at")
+    return text
+
+
+def check(
+    sql: Sql = None,
+    *,
+    file: Annotated[Path | None, typer.Option("--file", help="Read the SQL from a file.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy file or name; default: the only one in the folder.")
+    ] = None,
+    why: Annotated[bool, typer.Option("--why", help="Name the rules too.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Decide without running anything. With a DSN names are resolved in the database, else only what the text tells.
+
+    Exit status 0 when all would run, 1 when one is refused, 3 when one needs approval.
+
+    Example: sqlguard check --policy support "DELETE FROM orders"
+    """
+    text = file.read_text(encoding="utf-8") if file else _text(sql)
+    policies = load_policies([policy] if policy else None)
+    if len(policies) != 1:
+        raise typer.BadParameter("several policies: name one with --policy")
+    found = settings.load(dsn=dsn).dsn
+    catalog = Catalog()
+    if found:
+        with connect_to(found) as conn:
+            catalog = read_catalog(conn)
+    gate = Gate(Context(catalog, policies[0], None))
+    decisions = gate.decide(text, Session(search_path=policies[0].defaults.search_path))
+    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decisions]
+    if as_json:
+        print_json({"statements": documents})
+    else:
+        for document in documents:
+            _say(document)
+    worst = max((int(d.verdict.effect) for d in decisions), default=0)
+    raise typer.Exit({3: 1, 2: 3}.get(worst, 0))
+
+
+def _verdict(decision: Decision, *, why: bool, resolved: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "verdict": str(decision.verdict.effect),
+        "kind": decision.kind.value,
+        "tier": decision.verdict.tier,
+        "statement": decision.statement.text,
+        "resolved": resolved,
+    }
+    if decision.rewritten:
+        document["executed"] = decision.text
+    if not decision.allowed:
+        document.update(error(decision).as_dict())
+    if why:
+        document["rules"] = list(decision.verdict.rules)
+    return document
+
+
+def _say(document: dict[str, Any]) -> None:
+    colour = {"allow": "green", "rewrite": "cyan", "approve": "yellow", "refuse": "red"}[document["verdict"]]
+    out.print(f"[bold {colour}]{document['verdict']}[/]  {document['kind']}  {document['tier']}")
+    out.print(f"  {document['statement'].strip()}", markup=False)
+    for name in ("executed", "error", "detail", "hint", "rules"):
+        if document.get(name):
+            value = document[name]
+            out.print(f"  {name}: {', '.join(value) if isinstance(value, list) else value}", markup=False)
+    if not document["resolved"]:
+        out.print(
+            "  (no database named: table names, columns and functions could not be resolved)", markup=False
+        )
+
+
+def preview(
+    sql: Sql = None,
+    *,
+    task: TaskOption,
+    reason: Reason = None,
+    confidence: Confidence = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Run a statement for a task, report the rows it would change (cascades and triggers included), roll it back.
+
+    Example: sqlguard preview --task TASK "DELETE FROM customers WHERE id = 7" --json
+    """
+    with connect(operator_dsn(dsn), task=task) as db:
+        outcome = db.preview(_text(sql), reason=reason, confidence=confidence)
+    _show(outcome, as_json=as_json, preview=True)
+
+
+def exec_(
+    sql: Sql = None,
+    *,
+    task: TaskOption,
+    reason: Reason = None,
+    confidence: Confidence = None,
+    idempotency_key: Key = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Run a statement for a task, guarded and journaled.
+
+    Example: sqlguard exec --task TASK "DELETE FROM orders WHERE id = 7" --reason "duplicate" --json
+    """
+    with connect(operator_dsn(dsn), task=task) as db:
+        outcome = db.execute(
+            _text(sql), reason=reason, confidence=confidence, idempotency_key=idempotency_key
+        )
+    _show(outcome, as_json=as_json, preview=False)
+
+
+def _show(outcome: Outcome, *, as_json: bool, preview: bool) -> None:
+    if as_json:
+        print_json({**outcome.as_dict(), "dry_run": preview})
+        return
+    if outcome.columns:
+        print_rows(outcome.columns, outcome.rows)
+    if preview:
+        out.print(f"{outcome.tag or 'ok'}: would change, and was rolled back")
+    else:
+        out.print(f"{outcome.tag or 'ok'}" + (f" (action {outcome.action})" if outcome.action else ""))
+    if outcome.affected:
+        print_rows(("table", "operation", "rows"), [(a.table, a.op, a.rows) for a in outcome.affected])
+    for notice in outcome.notices:
+        err.print(notice, markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
+    app.command()(preview)
+    app.command("exec")(exec_)

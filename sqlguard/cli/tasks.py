@@ -1,0 +1,162 @@
+"""`task open`, `task list`, `task renew`, `task end`."""
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from psycopg.conninfo import conninfo_to_dict
+
+from sqlguard import settings
+from sqlguard.cli.common import Dsn, Json, operator, operator_dsn
+from sqlguard.cli.output import out, print_json, print_pairs, print_rows
+from sqlguard.dsn import url
+from sqlguard.policy.model import duration
+from sqlguard.postgres import tasks
+
+group = typer.Typer(help="Tasks: an agent's short-lived right to the database.", no_args_is_help=True)
+Task = Annotated[str, typer.Argument(help="The task's id, as `task open` printed it.")]
+
+
+def _ttl(text: str) -> timedelta:
+    try:
+        value = duration(text)
+    except ValueError as fault:
+        raise typer.BadParameter(str(fault)) from None
+    if not isinstance(value, timedelta) or value <= timedelta():
+        raise typer.BadParameter("a TTL is longer than nothing, e.g. `300s`")
+    return value
+
+
+def _parameters(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"`{pair}` is not of the form name=value")
+        found[name] = value
+    return found
+
+
+@group.command("open")
+def open_(
+    *,
+    agent: Annotated[str, typer.Option(help="Who works, as the journal shall name it.")],
+    policy: Annotated[str, typer.Option(help="The policy that says what it may do; see `policy apply`.")],
+    ttl: Annotated[str, typer.Option(help="How long the credential lives, e.g. `300s` or `15min`.")] = "300s",
+    purpose: Annotated[str | None, typer.Option(help="What it is for.")] = None,
+    param: Annotated[list[str] | None, typer.Option(help="name=value for the policy's row scopes.")] = None,
+    agent_version: Annotated[str | None, typer.Option(help="Version or model of the agent.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Open a task: a login role of its own that ends by itself. The secret is shown once.
+
+    Example: sqlguard task open --agent claude --policy support --ttl 15min --param customer_id=42 --json
+    """
+    base = operator_dsn(dsn)
+    configuration = settings.load()
+    with operator(dsn) as conn:
+        opened = tasks.open_task(
+            conn,
+            agent=agent,
+            policy=policy,
+            ttl=_ttl(ttl),
+            purpose=purpose,
+            params=_parameters(param or []),
+            agent_version=agent_version,
+        )
+        host, port = conn.info.host, conn.info.port
+        database = conn.info.dbname
+    credential = {"user": opened.role, "password": opened.password, "dbname": database}
+    proxy_host, proxy_port = settings.host_and_port(configuration.public_host or configuration.listen)
+    document = {
+        "task": opened.task.id,
+        "role": opened.role,
+        "dsn": url(host=proxy_host, port=proxy_port, **credential),
+        "direct_dsn": url(host=host, port=port, **credential, **_tls(base)),
+        "expires_at": opened.task.expires_at,
+        "agent": agent,
+        "policy": policy,
+        "policy_version": opened.task.policy_version,
+    }
+    if as_json:
+        print_json(document)
+    else:
+        print_pairs(document)
+
+
+def _tls(dsn: str) -> dict[str, str]:
+    """Keep the operator's own TLS settings in the direct DSN."""
+    return {k: str(v) for k, v in conninfo_to_dict(dsn).items() if k in ("sslmode", "sslrootcert")}
+
+
+@group.command("list")
+def list_(
+    *,
+    all_tasks: Annotated[bool, typer.Option("--all", help="Ended ones too.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List the open tasks.
+
+    Example: sqlguard task list --all --json
+    """
+    with operator(dsn) as conn:
+        found = tasks.list_tasks(conn, all=all_tasks)
+    if as_json:
+        print_json({"tasks": found})
+        return
+    print_rows(
+        ("task", "agent", "policy", "state", "expires", "purpose"),
+        [(t.id, t.agent, f"{t.policy} v{t.policy_version}", t.state, t.expires_at, t.purpose) for t in found],
+    )
+
+
+@group.command("renew")
+def renew(
+    task: Task,
+    *,
+    ttl: Annotated[str, typer.Option(help="From now, up to the policy's max_ttl.")] = "300s",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Let a task live longer.
+
+    Example: sqlguard task renew TASK --ttl 300s
+    """
+    with operator(dsn) as conn:
+        expires_at = tasks.renew_task(conn, task, _ttl(ttl)).expires_at
+    if as_json:
+        print_json({"task": task, "expires_at": expires_at})
+    else:
+        out.print(f"`{task}` now expires at {expires_at:%Y-%m-%d %H:%M:%S %Z}")
+
+
+@group.command("end")
+def end(
+    task: Task,
+    *,
+    reason: Annotated[str, typer.Option(help="Why it ends.")] = "ended by the operator",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    End a task: its rights, its sessions and its login, in that order. Safe to repeat.
+
+    Example: sqlguard task end TASK
+    """
+    with operator(dsn) as conn:
+        report = tasks.end_task(conn, task, reason)
+    if as_json:
+        print_json(report)
+        return
+    out.print(f"ended `{task}`")
+    for problem in report.problems:
+        out.print(f"[yellow]left behind:[/yellow] {problem}")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="task")

@@ -1,0 +1,208 @@
+"""
+The Python door: a guarded connection for an agent's own code, on the same path as the proxy.
+
+    with sqlguard.connect(dsn, task=task_id) as db:
+        db.preview("DELETE FROM orders WHERE id = %s", [7]).affected
+        db.execute("DELETE FROM orders WHERE id = %s", [7], reason="duplicate order")
+        db.undo()
+
+*dsn* may be the task's own DSN (through the proxy or straight to PostgreSQL), or the operator's together
+with a task id: then a further login role of that task is made for this connection and ends with it.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from sqlguard import gate as gates
+from sqlguard.annotation import Annotation, read
+from sqlguard.errors import NotConfigured, TaskEnded
+from sqlguard.gate import Gate
+from sqlguard.journal import Intent
+from sqlguard.plan import Decision, Outcome
+from sqlguard.policy.context import Context
+from sqlguard.postgres import control, journal, tasks, undo
+from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
+from sqlguard.postgres.connect import connect as connect_to
+from sqlguard.postgres.executor import Executor, Params, number_placeholders
+from sqlguard.statement.model import Kind, Session
+
+#: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
+PROXY_PARAMETER = b"sqlguard_proxy"
+
+
+class GuardedConnection:
+    """One session of a task. Not thread-safe, like any database session; close it or use `with`."""
+
+    def __init__(
+        self, work: psycopg.Connection[Any], ledger: psycopg.Connection[Any], login: control.Login
+    ) -> None:
+        self._work = work
+        self._ledger = ledger
+        self._login = login
+        self._lease: str | None = None
+        self._session = Session(search_path=login.policy.defaults.search_path)
+        self._gate = Gate(Context(read_catalog(ledger), login.policy, login.task))
+        self._executor = Executor(work, self._record, self._settled)
+        self._open_actions: list[int] = []
+
+    @property
+    def task(self) -> str:
+        return self._login.task.id
+
+    @property
+    def role(self) -> str:
+        return self._login.role
+
+    def execute(  # noqa: PLR0913 (the contract's arguments)
+        self,
+        sql: str,
+        params: Params = None,
+        *,
+        reason: str | None = None,
+        confidence: float | None = None,
+        idempotency_key: str | None = None,
+        step: str | None = None,
+        dry_run: bool = False,
+    ) -> Outcome:
+        """
+        Judge *sql* (one statement, psycopg placeholders) and carry it out; `dry_run` rolls it back again.
+
+        Raises the errors of `sqlguard.errors` when it is not let through, psycopg's when PostgreSQL fails.
+        """
+        text, values = number_placeholders(sql, params)
+        said = read(text).merged(Annotation(reason, confidence, idempotency_key, step))
+        self._refresh()
+        decisions = self._gate.decide(text, self._session)
+        refused = gates.first_refused(decisions)
+        if refused is not None:
+            self._journal_refusal(refused, values, said)
+            raise gates.error(refused)
+        if len(decisions) > 1 and values:
+            raise psycopg.ProgrammingError("parameters go with one statement, not with several")
+        outcome = Outcome(verdict="allow")
+        for decision in decisions:
+            outcome = self._one(decision, values, said, dry_run=dry_run)
+        return outcome
+
+    def preview(self, sql: str, params: Params = None, **said: Any) -> Outcome:
+        """Run *sql*, report the rows it would change, table by table, and roll it back."""
+        return self.execute(sql, params, dry_run=True, **said)
+
+    def undo(self, *, action: int | None = None, preview: bool = False) -> "undo.UndoReport":
+        """
+        Undo this task's work, or one action of it.
+
+        Needs the operator's connection: raises NotConfigured when this one was opened with the task's own DSN.
+        """
+        if self._lease is None:
+            raise NotConfigured(
+                "an undo needs the operator's rights",
+                hint="run `sqlguard undo` or connect with the operator's DSN",
+            )
+        scope: Mapping[str, Any] = {"task": self.task} if action is None else {"action": action}
+        return undo.undo(self._ledger, preview=preview, **scope)
+
+    def close(self) -> None:
+        """Close the session; a login role made for it ends with it."""
+        self._work.close()
+        with suppress(psycopg.Error):
+            if self._lease is not None:
+                tasks.end_lease(self._ledger, self._lease)
+        self._ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _one(
+        self, decision: Decision, values: list[Any] | None, said: Annotation, *, dry_run: bool
+    ) -> Outcome:
+        in_block = self._executor.in_transaction
+        outcome = self._executor.run(decision, values, said, dry_run=dry_run)
+        if not dry_run:
+            self._session = gates.advance(self._session, decision)
+        if decision.is_write and in_block and outcome.action is not None and not dry_run:
+            self._open_actions.append(outcome.action)
+        if decision.kind in (Kind.COMMIT, Kind.ROLLBACK) and not self._executor.in_transaction:
+            ended = "committed" if outcome.tag == "COMMIT" else "failed"
+            for action in self._open_actions:
+                self._settled(action, ended, {"tag": outcome.tag})
+            self._open_actions.clear()
+        return outcome
+
+    def _refresh(self) -> None:
+        if catalog_version(self._ledger) != self._gate.context.catalog.version:
+            context = self._gate.context
+            self._gate = Gate(Context(read_catalog(self._ledger), context.policy, context.task))
+
+    def _record(self, intent: Intent) -> int:
+        return journal.record_intent(self._ledger, self._login.complete(intent, self._work.info.backend_pid))
+
+    def _settled(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
+        # The row changes are the evidence; an event that could not be written is reconciled later.
+        with suppress(psycopg.Error):
+            journal.record_event(self._ledger, action, kind, detail)
+
+    def _journal_refusal(self, refused: Decision, values: list[Any] | None, said: Annotation) -> None:
+        with suppress(psycopg.Error):
+            self._record(gates.intent(refused, values, said, via="connection"))
+
+
+def connect(dsn: str, *, task: str | None = None) -> GuardedConnection:
+    """
+    Open a guarded connection for *task*; without it, *dsn* must be the task's own.
+
+    Raises DatabaseUnavailable, NotConfigured, TaskEnded.
+    """
+    ledger = connect_to(dsn)
+    try:
+        if ledger.pgconn.parameter_status(PROXY_PARAMETER):
+            raise NotConfigured(
+                "this DSN goes through the proxy, which guards it already",
+                hint="use it with psycopg as it is, or give `direct_dsn` here",
+            )
+        return _as_task(ledger, dsn) if control.current_login(ledger) else _as_operator(ledger, dsn, task)
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _as_task(ledger: psycopg.Connection[Any], dsn: str) -> GuardedConnection:
+    login = control.current_login(ledger)
+    assert login is not None  # noqa: S101 (the caller has looked)
+    return GuardedConnection(_work_session(dsn, login), ledger, login)
+
+
+def _as_operator(ledger: psycopg.Connection[Any], dsn: str, task: str | None) -> GuardedConnection:
+    if task is None:
+        raise NotConfigured("no task was named", hint="open one with `sqlguard task open` and give its id")
+    role, password = tasks.add_lease(ledger, task, "connection")
+    try:
+        login = control.read_login(ledger, role)
+        if login is None:
+            raise TaskEnded(f"task `{task}` has ended")
+        made = GuardedConnection(
+            _work_session(make_conninfo(dsn, user=role, password=password), login), ledger, login
+        )
+    except BaseException:
+        tasks.end_lease(ledger, role)
+        raise
+    made._lease = role  # noqa: SLF001 (this module makes it)
+    return made
+
+
+def _work_session(dsn: str, login: control.Login) -> psycopg.Connection[Any]:
+    name = f"sqlguard:{login.task.agent}"[:63]
+    work = connect_to(make_conninfo(dsn, application_name=name))
+    # A read outside a transaction block is run READ ONLY; `begin_text` opens blocks for writing.
+    work.execute("SET default_transaction_read_only = on")
+    return work

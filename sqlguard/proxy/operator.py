@@ -1,0 +1,215 @@
+"""
+What the proxy asks of PostgreSQL as the operator: logins, the catalog, the journal.
+
+psycopg is synchronous here on purpose: these calls run in threads of their own, so that a slow catalog query
+or a slow disk never holds up the event loop. Intents are committed in groups: whatever has queued up while
+the last commit was under way goes into the next one, so eight busy agents cost about as many commits as one.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+import structlog
+
+from sqlguard.catalog import Catalog
+from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError
+from sqlguard.gate import Gate
+from sqlguard.journal import Intent
+from sqlguard.policy.context import Context
+from sqlguard.postgres import journal
+from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
+from sqlguard.postgres.connect import connect
+from sqlguard.postgres.control import Login, read_login
+
+log = structlog.get_logger()
+#: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
+_GROUP = 256
+Waiter = asyncio.Future[int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    action: int
+    kind: str
+    detail: Mapping[str, Any]
+
+
+class Operator:
+    """One per proxy process. `start` must have returned before the proxy accepts clients."""
+
+    def __init__(self, dsn: str, *, catalog_check_seconds: float = 1.0) -> None:
+        self._dsn = dsn
+        self._check_seconds = catalog_check_seconds
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="sqlguard-operator")
+        self._local = threading.local()
+        self._connections: list[psycopg.Connection[Any]] = []
+        self._queue: queue.SimpleQueue[tuple[Intent, Waiter] | _Event | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="sqlguard-journal", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="sqlguard-catalog", daemon=True)
+        self._stopped = threading.Event()
+        self._gates: dict[tuple[str, int], Gate] = {}
+        self.catalog = Catalog()
+
+    def start(self) -> None:
+        """Connect and read the catalog; raises DatabaseUnavailable or NotConfigured."""
+        with connect(self._dsn) as conn:
+            if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
+                raise NotConfigured(
+                    "the database has no schema `sqlguard` yet", hint="run `sqlguard migrate` as the operator"
+                )
+            self.catalog = read_catalog(conn)
+        self._writer.start()
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Write what is queued, then close everything. Safe to repeat."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._queue.put(None)
+        if self._writer.is_alive():
+            self._writer.join(timeout=10)
+        self._threads.shutdown(wait=True)
+        if self._watcher.is_alive():
+            self._watcher.join(timeout=10)
+        for conn in self._connections:
+            conn.close()
+
+    async def login(self, role: str) -> Login | None:
+        """Return what is known of *role*; raises DatabaseUnavailable when PostgreSQL can't be asked."""
+        return await self._ask(lambda conn: read_login(conn, role))
+
+    def gate(self, login: Login) -> Gate:
+        """Return the gate for a login's policy version on the newest catalog; sessions share its cache."""
+        key = (login.policy.name, login.task.policy_version)
+        found = self._gates.get(key)
+        if found is None or found.context.catalog is not self.catalog:
+            found = Gate(Context(self.catalog, login.policy, None))
+            self._gates[key] = found
+        return found
+
+    async def intent(self, intent: Intent) -> int:
+        """Commit one intent, in a group with those of other sessions, and return its action id."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._queue.put((intent, waiter))
+        return await waiter
+
+    def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
+        """Have an event written soon; the row changes are the evidence if it is lost (reconciliation)."""
+        self._queue.put(_Event(action, kind, detail))
+
+    async def _ask(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, question)
+
+    def _answer(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
+        conn = getattr(self._local, "connection", None)
+        for attempt in range(2):
+            if conn is None or conn.closed:
+                conn = connect(self._dsn)
+                self._local.connection = conn
+                self._connections.append(conn)
+            try:
+                return question(conn)
+            except psycopg.OperationalError as fault:
+                conn.close()
+                if attempt:
+                    raise DatabaseUnavailable(f"PostgreSQL does not answer: {fault}") from None
+        raise AssertionError  # the loop returns or raises
+
+    def _watch(self) -> None:
+        """Notice changes of the catalog; an unreachable server is asked again until it answers."""
+        conn: psycopg.Connection[Any] | None = None
+        while not self._stopped.wait(self._check_seconds):
+            try:
+                if conn is None or conn.closed:
+                    conn = connect(self._dsn)
+                if catalog_version(conn) != self.catalog.version:
+                    self.catalog = read_catalog(conn)
+                    log.info("catalog read", version=self.catalog.version, tables=len(self.catalog.tables))
+            except (psycopg.Error, SqlguardError) as fault:
+                log.warning("catalog not read", error=str(fault))
+                if conn is not None:
+                    conn.close()
+                    conn = None
+        if conn is not None:
+            conn.close()
+
+    def _write(self) -> None:
+        conn: psycopg.Connection[Any] | None = None
+        while True:
+            group = self._next_group()
+            intents = [item for item in group if isinstance(item, tuple)]
+            events = [item for item in group if isinstance(item, _Event)]
+            try:
+                if conn is None or conn.closed:
+                    conn = connect(self._dsn)
+                self._commit(conn, intents, events)
+            except (psycopg.Error, SqlguardError) as fault:
+                log.warning("journal not written", error=str(fault), intents=len(intents), events=len(events))
+                for _, waiter in intents:
+                    _fail(waiter, fault)
+                if conn is not None and (conn.closed or isinstance(fault, psycopg.OperationalError)):
+                    conn.close()
+                    conn = None
+            if None in group:
+                break
+        if conn is not None:
+            conn.close()
+
+    def _next_group(self) -> list[tuple[Intent, Waiter] | _Event | None]:
+        group = [self._queue.get()]
+        with suppress(queue.Empty):
+            while len(group) < _GROUP and group[-1] is not None:
+                group.append(self._queue.get_nowait())
+        return group
+
+    @staticmethod
+    def _commit(
+        conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]], events: list[_Event]
+    ) -> None:
+        # Events first: they belong to actions of earlier groups. One bad intent (an ended task) must not
+        # take the others' with it, so a failed group is written one by one.
+        for event in events:
+            with suppress(psycopg.DatabaseError):
+                journal.record_event(conn, event.action, event.kind, event.detail)
+        if not intents:
+            return
+        try:
+            ids = journal.record_intents(conn, [intent for intent, _ in intents])
+        except psycopg.OperationalError:
+            raise
+        except (psycopg.Error, SqlguardError):
+            for intent, waiter in intents:
+                try:
+                    _done(waiter, journal.record_intent(conn, intent))
+                except (psycopg.Error, SqlguardError) as fault:  # noqa: PERF203 (each on its own)
+                    _fail(waiter, fault)
+            return
+        for (_, waiter), action in zip(intents, ids, strict=True):
+            _done(waiter, action)
+
+
+def _done(waiter: Waiter, action: int) -> None:
+    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, action, None)
+
+
+def _fail(waiter: Waiter, fault: Exception) -> None:
+    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, None, fault)
+
+
+def _resolve(waiter: Waiter, action: int | None, fault: Exception | None) -> None:
+    if waiter.done():
+        return
+    if fault is not None:
+        waiter.set_exception(fault)
+    elif action is not None:
+        waiter.set_result(action)
