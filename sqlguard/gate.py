@@ -106,7 +106,7 @@ class Gate:
         if verdict.effect > Effect.REWRITE:
             return Decision(statement, verdict, statement.text)
         try:
-            changed = rewrite(statement.text, self.context.catalog, session)
+            changed = rewrite(statement.text, statement.tree, self.context.catalog, session)
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
         if not changed.changed:

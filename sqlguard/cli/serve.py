@@ -23,9 +23,13 @@ def serve(
         str | None, typer.Option(help="TLS to PostgreSQL: disable, prefer, require or verify-full.")
     ] = None,
     backend_tls_ca: Annotated[Path | None, typer.Option(help="CA for verify-full.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check configuration and database, then exit.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check configuration and database, then exit.")
+    ] = False,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    dsn: Annotated[str | None, typer.Option("--dsn", help="Connection of the operator. [env: SQLGUARD_DSN]")] = None,
+    dsn: Annotated[
+        str | None, typer.Option("--dsn", help="Connection of the operator. [env: SQLGUARD_DSN]")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """

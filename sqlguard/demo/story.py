@@ -27,6 +27,7 @@ class Stage:
     task: Callable[[str], dict[str, Any]]
     undo: Callable[[str], dict[str, Any]]
     console: Console
+    owner_dsn: str = ""
     opened: dict[str, Any] = field(default_factory=dict)
 
     def see(self, claim: str, sql: str, expected: object) -> None:

@@ -1,0 +1,61 @@
+"""Composition root: the only module that knows every part and joins them for `sqlguard serve`."""
+
+import asyncio
+import signal
+from contextlib import suppress
+
+import structlog
+import uvloop
+
+from sqlguard.janitor import Janitor
+from sqlguard.postgres.catalog_reader import read_catalog
+from sqlguard.postgres.connect import connect
+from sqlguard.postgres.control import not_migrated
+from sqlguard.proxy.operator import Operator
+from sqlguard.proxy.server import Server
+from sqlguard.settings import Settings
+
+log = structlog.get_logger()
+
+
+def check(settings: Settings) -> dict[str, object]:
+    """Return what `serve` would start with; raises the error that it would stop with."""
+    assert settings.dsn is not None  # noqa: S101 (the command line has looked)
+    Server.tls_contexts(settings)
+    with connect(settings.dsn) as conn:
+        if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
+            raise not_migrated()
+        catalog = read_catalog(conn)
+        return {
+            "postgresql": conn.info.parameter_status("server_version"),
+            "tables": len(catalog.tables),
+            "guarded_tables": len(list(catalog.guarded())),
+            "listen": settings.listen,
+        }
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM; open sessions are told and closed then."""
+    assert settings.dsn is not None  # noqa: S101 (the command line has looked)
+    operator = Operator(settings.dsn, catalog_check_seconds=settings.catalog_check_seconds)
+    operator.start()
+    janitor = Janitor(settings.dsn)
+    janitor.start()
+    try:
+        with suppress(KeyboardInterrupt):
+            uvloop.run(_serve(settings, operator))
+    finally:
+        janitor.stop()
+        operator.stop()
+
+
+async def _serve(settings: Settings, operator: Operator) -> None:
+    server = Server(settings, operator)
+    await server.start()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    log.info("stopping", sessions=server.sessions)
+    await server.stop()
