@@ -1,0 +1,49 @@
+"""Annotations come from comments as PostgreSQL's scanner sees them, never from strings."""
+
+import pytest
+
+from sqlguard.annotation import EMPTY, Annotation, confidence, read, with_field
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SELECT 1", EMPTY),
+        ("/*reason='clean%20up'*/ SELECT 1", Annotation(reason="clean up")),
+        ("SELECT 1 -- step='2'", Annotation(step="2")),
+        (
+            "DELETE FROM t WHERE id = 1 /*reason='a',confidence='0.9',idempotency_key='run-7:3'*/",
+            Annotation("a", 0.9, "run-7:3"),
+        ),
+        ("/*reason='it\\'s'*/ SELECT 1", Annotation(reason="it's")),
+        ("/*reason='first'*/ SELECT 1 /*reason='second'*/", Annotation(reason="second")),
+        ("/*traceparent='00-ab-cd-01',unknown='x'*/ SELECT 1", Annotation(traceparent="00-ab-cd-01")),
+        ("SELECT '/*reason=''x''*/'", EMPTY),
+        ("SELECT 1 AS \"/*reason='x'*/\"", EMPTY),
+        ("SELECT $$--reason='x'$$", EMPTY),
+        ("/* plain words, reason: none */ SELECT 1", EMPTY),
+        ("/*reason='no end*/ SELECT 1", EMPTY),
+        ("/*confidence='7'*/ SELECT 1", EMPTY),
+        ("/*confidence='nan'*/ SELECT 1", EMPTY),
+        ("SELECT '/* unterminated", EMPTY),
+    ],
+)
+def test_read(text: str, expected: Annotation) -> None:
+    assert read(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", 0.0), ("1", 1.0), ("0.85", 0.85), ("1.01", None), ("-1", None), ("x", None)]
+)
+def test_confidence(text: str, expected: float | None) -> None:
+    assert confidence(text) == expected
+
+
+def test_statement_wins_over_session() -> None:
+    session = Annotation(reason="session", step="1")
+    assert session.merged(Annotation(reason="statement")) == Annotation(reason="statement", step="1")
+
+
+def test_a_setting_is_cleared_by_an_empty_value() -> None:
+    assert with_field(Annotation(reason="x"), "reason", "") == EMPTY
+    assert with_field(EMPTY, "no_such_field", "x") == EMPTY
