@@ -115,7 +115,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a chain must end, and where it begins when older entries were retired: count, first and last hash."""
+    """How many entries a chain has, its last hash, and what its oldest kept entry follows."""
 
     entries: int
     last: bytes

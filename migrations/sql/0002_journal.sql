@@ -1,0 +1,478 @@
+-- The journal's functions and walls. The tables themselves are in 0001; see docs/internals.md.
+
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'sqlguard_retention') THEN
+        BEGIN
+            CREATE ROLE sqlguard_retention NOLOGIN NOINHERIT;
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN
+            NULL;  -- made at this moment by the migration of another database
+        END;
+    END IF;
+END $$;
+
+-- Events are chained like actions, so that a removed `failed` is noticed as well as a removed intent.
+ALTER TABLE sqlguard.event ADD COLUMN prev_hash bytea, ADD COLUMN hash bytea;
+
+-- Where each task's two chains end. The row's lock is what serialises a task's entries; what was retired
+-- leaves the hash that the oldest kept entry follows.
+CREATE TABLE sqlguard.chain (
+    task_id text PRIMARY KEY,
+    actions bigint NOT NULL DEFAULT 0,
+    action_hash bytea NOT NULL DEFAULT '',
+    action_first bytea NOT NULL DEFAULT '',
+    events bigint NOT NULL DEFAULT 0,
+    event_hash bytea NOT NULL DEFAULT '',
+    event_first bytea NOT NULL DEFAULT '',
+    retired_at timestamptz
+) WITH (fillfactor = 50);
+
+-- An undo keeps change sets of its own, so that it can be undone; they belong to no task.
+ALTER TABLE sqlguard.change_set
+    ADD COLUMN undo_id bigint,
+    ADD COLUMN reverts bigint,
+    ALTER COLUMN task_id DROP NOT NULL;
+CREATE INDEX change_set_undo ON sqlguard.change_set (undo_id) WHERE undo_id IS NOT NULL;
+CREATE INDEX change_set_reverts ON sqlguard.change_set (reverts) WHERE reverts IS NOT NULL;
+CREATE INDEX change_set_action ON sqlguard.change_set (action_id) WHERE action_id IS NOT NULL;
+-- A change set can be undone again after a redo, so one undo is not for ever.
+ALTER TABLE sqlguard.undone DROP CONSTRAINT undone_pkey, ADD PRIMARY KEY (change_set_id, undo_id);
+-- Rows that an undo left alone because somebody had changed them; they stay undoable.
+CREATE TABLE sqlguard.undo_skipped (
+    undo_id bigint NOT NULL,
+    change_set_id bigint NOT NULL,
+    row_change_id bigint NOT NULL,
+    reason text NOT NULL,
+    PRIMARY KEY (change_set_id, undo_id, row_change_id)
+);
+
+CREATE TABLE sqlguard.idempotency (
+    scope text NOT NULL,
+    key text NOT NULL,
+    statement_hash text NOT NULL,
+    task_id text NOT NULL,
+    action_id bigint,
+    txid xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
+    tag text,
+    columns jsonb,
+    rows jsonb,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (scope, key)
+);
+CREATE INDEX idempotency_due ON sqlguard.idempotency (expires_at);
+
+-- Append-only ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION sqlguard.refuse_rewrite() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            IF current_user = 'sqlguard_retention' AND TG_OP = 'DELETE' THEN
+                RETURN NULL;
+            END IF;
+            RAISE EXCEPTION 'the journal only grows: % on `%.%` is refused', TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME
+                USING ERRCODE = '42501', HINT = 'old entries go with `sqlguard.retire`, as sqlguard_retention';
+        END
+    $$;
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['action', 'event', 'change_set', 'row_change', 'shape', 'undo', 'undone',
+                                'undo_skipped'] LOOP
+        EXECUTE pg_catalog.format(
+            'CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sqlguard.%I'
+            ' FOR EACH STATEMENT EXECUTE FUNCTION sqlguard.refuse_rewrite()', name);
+    END LOOP;
+END $$;
+-- A restore with session_replication_role = replica would skip ordinary triggers; these fire always.
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['action', 'event', 'change_set', 'row_change'] LOOP
+        EXECUTE pg_catalog.format('ALTER TABLE sqlguard.%I ENABLE ALWAYS TRIGGER append_only', name);
+        EXECUTE pg_catalog.format(
+            'REVOKE UPDATE, DELETE, TRUNCATE ON sqlguard.%I FROM PUBLIC, CURRENT_USER', name);
+    END LOOP;
+END $$;
+GRANT SELECT, DELETE ON sqlguard.action, sqlguard.event, sqlguard.change_set, sqlguard.row_change
+    TO sqlguard_retention;
+GRANT SELECT ON sqlguard.task TO sqlguard_retention;
+GRANT SELECT, UPDATE ON sqlguard.chain TO sqlguard_retention;
+
+-- Entries and their hashes --------------------------------------------------------------------------------
+
+-- The same text whatever DateStyle and TimeZone say: it enters the hash.
+CREATE FUNCTION sqlguard.utc(timestamptz) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$ SELECT pg_catalog.to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$;
+
+-- One text per field, in the order of sqlguard.journal.ACTION_FIELDS.
+CREATE FUNCTION sqlguard.action_values(a sqlguard.action) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    AS $$
+        SELECT ARRAY[
+            a.id::text, a.task_id, a.role::text, sqlguard.utc(a.at), a.agent, a.agent_version, a.policy,
+            a.policy_version::text, a.idempotency_key, a.reason, a.confidence::text, a.step, a.kind, a.tier,
+            a.verdict, a.sqlstate, a.rules::text, a.tables::text, a.statement, a.executed, a.params::text,
+            a.compensation, a.via, a.backend_pid::text]
+    $$;
+
+-- In the order of sqlguard.journal.EVENT_FIELDS.
+CREATE FUNCTION sqlguard.event_values(e sqlguard.event) RETURNS text[]
+    LANGUAGE sql IMMUTABLE
+    AS $$
+        SELECT ARRAY[e.id::text, e.action_id::text, e.task_id, sqlguard.utc(e.at), e.kind, e.detail::text, e.by]
+    $$;
+
+CREATE FUNCTION sqlguard.chained(previous bytea, entry text[]) RETURNS bytea
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT pg_catalog.sha256(
+            previous || pg_catalog.convert_to(pg_catalog.to_jsonb(entry)::text, 'UTF8'))
+    $$;
+
+-- Which task the caller may write for: its own when it is a task's session, any when it is the operator.
+-- Must only be called by functions with the owner's rights: current_user is the owner here.
+CREATE FUNCTION sqlguard.authorised_task(wanted text) RETURNS text
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            own text := (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user);
+        BEGIN
+            IF own IS NULL AND pg_has_role(session_user, current_user, 'MEMBER') THEN
+                RETURN wanted;
+            ELSIF own IS NULL OR own IS DISTINCT FROM coalesce(wanted, own) THEN
+                RAISE EXCEPTION 'this session may not write to the journal of task `%`', wanted
+                    USING ERRCODE = '42501', HINT = 'use the task''s own credential';
+            END IF;
+            RETURN own;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.refuse_unless_alive(t sqlguard.task, wanted text[]) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            cold sqlguard.freeze;
+        BEGIN
+            IF t.state <> 'open' OR t.expires_at <= clock_timestamp() THEN
+                RAISE EXCEPTION 'task `%` has ended', t.id
+                    USING ERRCODE = 'SG004', HINT = 'ask for a new task';
+            END IF;
+            SELECT * INTO cold FROM sqlguard.freeze f
+                WHERE f.thawed_at IS NULL AND (f.until_at IS NULL OR f.until_at > clock_timestamp())
+                    AND (f.tables IS NULL OR f.tables && wanted)
+                LIMIT 1;
+            IF FOUND THEN
+                RAISE EXCEPTION 'writes are frozen: %', cold.reason
+                    USING ERRCODE = 'SG005',
+                        HINT = 'reads go on; send the write again when the freeze has ended';
+            END IF;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.key_scope(t sqlguard.task) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    -- The agent under the same policy and parameters: a renewed or reopened task finds its keys, a task for
+    -- another customer does not find another customer's rows.
+    AS $$ SELECT pg_catalog.jsonb_build_array(t.agent, t.policy, t.params)::text $$;
+
+CREATE FUNCTION sqlguard.refuse_other_statement(kept text, given text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            IF kept <> given THEN
+                RAISE EXCEPTION 'the idempotency key was used for another statement'
+                    USING ERRCODE = 'SG002', HINT = 'give each statement a key of its own';
+            END IF;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    AS $$
+        DECLARE
+            t sqlguard.task;
+            a sqlguard.action;
+            last bytea;
+        BEGIN
+            SELECT * INTO t FROM sqlguard.task
+                WHERE id = sqlguard.authorised_task(intent ->> 'task_id');
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'there is no task `%`', intent ->> 'task_id'
+                    USING ERRCODE = 'SG004', HINT = 'ask for a new task';
+            END IF;
+            a.tables := coalesce(ARRAY(SELECT jsonb_array_elements_text(intent -> 'tables')), '{}');
+            a.verdict := intent ->> 'verdict';
+            -- What was refused is written down even when the task has ended or all is frozen.
+            IF a.verdict IN ('allow', 'rewrite') THEN
+                PERFORM sqlguard.refuse_unless_alive(t, a.tables);
+            END IF;
+            IF intent ->> 'statement_hash' IS NOT NULL THEN
+                PERFORM sqlguard.refuse_other_statement(k.statement_hash, intent ->> 'statement_hash')
+                    FROM sqlguard.idempotency k
+                    WHERE k.scope = sqlguard.key_scope(t) AND k.key = intent ->> 'idempotency_key'
+                        AND k.expires_at > clock_timestamp();
+            END IF;
+            a.task_id := t.id;
+            a.agent := t.agent;
+            a.agent_version := t.agent_version;
+            a.policy := t.policy;
+            a.policy_version := t.policy_version;
+            a.role := CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text
+                      ELSE coalesce(intent ->> 'role', '') END;
+            a.idempotency_key := intent ->> 'idempotency_key';
+            a.reason := intent ->> 'reason';
+            a.confidence := (intent ->> 'confidence')::double precision;
+            a.step := intent ->> 'step';
+            a.kind := intent ->> 'kind';
+            a.tier := intent ->> 'tier';
+            a.sqlstate := intent ->> 'sqlstate';
+            a.rules := coalesce(ARRAY(SELECT jsonb_array_elements_text(intent -> 'rules')), '{}');
+            a.statement := intent ->> 'statement';
+            a.executed := intent ->> 'executed';
+            a.params := nullif(intent -> 'params', 'null');
+            a.compensation := intent ->> 'compensation';
+            a.via := intent ->> 'via';
+            a.backend_pid := coalesce((intent ->> 'backend_pid')::integer, pg_backend_pid());
+
+            INSERT INTO sqlguard.chain (task_id) VALUES (t.id) ON CONFLICT DO NOTHING;
+            SELECT c.action_hash INTO last FROM sqlguard.chain c WHERE c.task_id = t.id FOR UPDATE;
+            -- Number and time are taken under the lock, so they rise along the chain.
+            a.id := nextval('sqlguard.action_id_seq');
+            a.at := clock_timestamp();
+            a.prev_hash := last;
+            a.hash := sqlguard.chained(last, sqlguard.action_values(a));
+            INSERT INTO sqlguard.action OVERRIDING SYSTEM VALUE SELECT (a).*;
+            UPDATE sqlguard.chain c SET actions = c.actions + 1, action_hash = a.hash WHERE c.task_id = t.id;
+            RETURN a.id;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.record_intents(intents jsonb[]) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            ids bigint[] := array_fill(NULL::bigint, ARRAY[coalesce(cardinality(intents), 0)]);
+            one record;
+        BEGIN
+            -- Tasks are locked in one order everywhere, or two groups could wait for each other.
+            FOR one IN SELECT u.intent, u.n FROM unnest(intents) WITH ORDINALITY AS u (intent, n)
+                       ORDER BY u.intent ->> 'task_id', u.n LOOP
+                ids[one.n] := sqlguard.record_intent(one.intent);
+            END LOOP;
+            RETURN ids;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEFAULT '{}') RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            e sqlguard.event;
+            last bytea;
+        BEGIN
+            SELECT a.task_id INTO e.task_id FROM sqlguard.action a WHERE a.id = record_event.action;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'there is no action %', action USING ERRCODE = '22023';
+            END IF;
+            PERFORM sqlguard.authorised_task(e.task_id);
+            IF kind NOT IN ('previewed', 'started', 'committed', 'failed')
+                AND NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
+                RAISE EXCEPTION 'a task may not say that an action was `%`', kind USING ERRCODE = '42501';
+            END IF;
+            INSERT INTO sqlguard.chain (task_id) VALUES (e.task_id) ON CONFLICT DO NOTHING;
+            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = e.task_id FOR UPDATE;
+            e.id := nextval('sqlguard.event_id_seq');
+            e.action_id := action;
+            e.at := clock_timestamp();
+            e.kind := kind;
+            e.detail := coalesce(detail, '{}');
+            e.by := session_user;
+            e.prev_hash := last;
+            e.hash := sqlguard.chained(last, sqlguard.event_values(e));
+            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
+            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
+            RETURN e.id;
+        END
+    $$;
+
+-- What the current transaction has changed so far -----------------------------------------------------------
+
+CREATE FUNCTION sqlguard.transaction_changes()
+    RETURNS TABLE (action_id bigint, schema_name text, table_name text, op text, rows bigint)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT c.action_id, c.schema_name, c.table_name, c.op, c.rows
+        FROM sqlguard.change_set c
+        WHERE c.txid = pg_current_xact_id_if_assigned()
+            AND c.task_id = (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user)
+        ORDER BY c.id
+    $$;
+
+-- Up to max_rows rows per change set of the current transaction, with the columns that the session may read.
+CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
+    RETURNS TABLE (action_id bigint, schema_name text, table_name text, op text, key jsonb,
+                   before jsonb, after jsonb)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC'
+    AS $$
+        DECLARE
+            c record;
+            readable text[];
+            same text;
+            n integer;
+        BEGIN
+            FOR c IN
+                SELECT s.id, s.action_id, s.schema_name, s.table_name, s.relid, s.op, s.key_columns
+                FROM sqlguard.change_set s
+                WHERE s.txid = pg_current_xact_id_if_assigned()
+                    AND s.task_id = (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user)
+                ORDER BY s.id
+            LOOP
+                readable := ARRAY(SELECT a.attname::text FROM pg_attribute a
+                    WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
+                        AND has_column_privilege(session_user, c.relid, a.attnum, 'SELECT'));
+                same := 'false';
+                IF cardinality(c.key_columns) > 0 THEN
+                    SELECT string_agg(format('"sg row".%I = (coalesce(r.new_key, r.key))[%s]::%s', k.name, k.n,
+                                             format_type(a.atttypid, a.atttypmod)), ' AND ')
+                        INTO same
+                        FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
+                        JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
+                END IF;
+                RETURN QUERY EXECUTE format($q$
+                    SELECT $1, $2, $3, $4, to_jsonb(r.key), sqlguard.only(to_jsonb(r.before::%1$s), $6),
+                        (SELECT sqlguard.only(to_jsonb("sg row"), $6) FROM %1$s AS "sg row"
+                         WHERE $4 <> 'delete' AND %2$s LIMIT 1)
+                    FROM (SELECT * FROM sqlguard.row_change r WHERE r.change_set_id = $5 LIMIT $7) r
+                    $q$, c.relid::regclass, same)
+                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows;
+            END LOOP;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.only(whole jsonb, names text[]) RETURNS jsonb
+    LANGUAGE sql IMMUTABLE
+    AS $$
+        SELECT pg_catalog.jsonb_object_agg(e.key, e.value) FROM pg_catalog.jsonb_each(whole) e
+        WHERE e.key = ANY (names)
+    $$;
+
+-- Idempotency keys: see sqlguard/postgres/idempotency.py for the order in which an executor calls these -----
+
+CREATE FUNCTION sqlguard.find_key(key text, statement_hash text)
+    RETURNS TABLE (action_id bigint, tag text, columns jsonb, rows jsonb)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            k sqlguard.idempotency;
+        BEGIN
+            SELECT i.* INTO k FROM sqlguard.idempotency i
+                JOIN sqlguard.lease l ON l.role = session_user
+                JOIN sqlguard.task t ON t.id = l.task_id
+                WHERE i.scope = sqlguard.key_scope(t) AND i.key = find_key.key
+                    AND i.expires_at > clock_timestamp();
+            IF FOUND THEN
+                PERFORM sqlguard.refuse_other_statement(k.statement_hash, find_key.statement_hash);
+                RETURN QUERY SELECT k.action_id, k.tag, k.columns, k.rows;
+            END IF;
+        END
+    $$;
+
+-- In the write's own transaction, before the write. Waits for a twin that is at work with the same key.
+CREATE FUNCTION sqlguard.claim_key(key text, statement_hash text, action bigint, lifetime interval DEFAULT '7 days')
+    RETURNS TABLE (claimed boolean, action_id bigint, tag text, columns jsonb, rows jsonb)
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            t sqlguard.task;
+            k sqlguard.idempotency;
+        BEGIN
+            SELECT task.* INTO t FROM sqlguard.lease l JOIN sqlguard.task ON task.id = l.task_id
+                WHERE l.role = session_user;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'only a task''s session can claim an idempotency key' USING ERRCODE = '42501';
+            END IF;
+            INSERT INTO sqlguard.idempotency AS i (scope, key, statement_hash, task_id, action_id, expires_at)
+                VALUES (sqlguard.key_scope(t), claim_key.key, claim_key.statement_hash, t.id, action,
+                        clock_timestamp() + lifetime)
+                ON CONFLICT ON CONSTRAINT idempotency_pkey DO UPDATE
+                    SET statement_hash = excluded.statement_hash, task_id = excluded.task_id,
+                        action_id = excluded.action_id, txid = excluded.txid, tag = NULL, columns = NULL,
+                        rows = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
+                    WHERE i.expires_at <= clock_timestamp();
+            IF FOUND THEN
+                RETURN QUERY SELECT true, action, NULL::text, NULL::jsonb, NULL::jsonb;
+                RETURN;
+            END IF;
+            SELECT i.* INTO k FROM sqlguard.idempotency i
+                WHERE i.scope = sqlguard.key_scope(t) AND i.key = claim_key.key;
+            PERFORM sqlguard.refuse_other_statement(k.statement_hash, claim_key.statement_hash);
+            RETURN QUERY SELECT false, k.action_id, k.tag, k.columns, k.rows;
+        END
+    $$;
+
+-- In the same transaction, after the write: what a repeat will be answered with.
+CREATE FUNCTION sqlguard.keep_result(key text, tag text, columns jsonb DEFAULT NULL, rows jsonb DEFAULT NULL)
+    RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            UPDATE sqlguard.idempotency i
+                SET tag = keep_result.tag, columns = keep_result.columns, rows = keep_result.rows
+                FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
+                WHERE l.role = session_user AND i.scope = sqlguard.key_scope(t) AND i.key = keep_result.key
+                    AND i.txid = pg_current_xact_id_if_assigned() AND i.tag IS NULL;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'the idempotency key was not claimed in this transaction'
+                    USING ERRCODE = '55000';
+            END IF;
+        END
+    $$;
+
+-- Retention -----------------------------------------------------------------------------------------------
+
+-- Remove the entries of tasks that ended before *cutoff*; the chains' ends stay and can be verified.
+-- Must be called as sqlguard_retention (SET ROLE).
+CREATE FUNCTION sqlguard.retire(cutoff timestamptz) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            removed bigint;
+            old text[] := ARRAY(SELECT t.id FROM sqlguard.task t WHERE t.state = 'ended' AND t.ended_at < cutoff);
+        BEGIN
+            DELETE FROM sqlguard.row_change r USING sqlguard.change_set c
+                WHERE c.id = r.change_set_id AND c.task_id = ANY (old);
+            DELETE FROM sqlguard.change_set c WHERE c.task_id = ANY (old);
+            DELETE FROM sqlguard.event e WHERE e.task_id = ANY (old);
+            DELETE FROM sqlguard.action a WHERE a.task_id = ANY (old);
+            GET DIAGNOSTICS removed = ROW_COUNT;
+            UPDATE sqlguard.chain c
+                SET actions = 0, events = 0, action_first = c.action_hash, event_first = c.event_hash,
+                    retired_at = clock_timestamp()
+                WHERE c.task_id = ANY (old) AND c.retired_at IS NULL;
+            RETURN removed;
+        END
+    $$;
+
+REVOKE ALL ON FUNCTION
+    sqlguard.refuse_rewrite(), sqlguard.utc(timestamptz), sqlguard.action_values(sqlguard.action),
+    sqlguard.event_values(sqlguard.event), sqlguard.chained(bytea, text[]), sqlguard.authorised_task(text),
+    sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.key_scope(sqlguard.task),
+    sqlguard.refuse_other_statement(text, text), sqlguard.record_intent(jsonb),
+    sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
+    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
+    sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),
+    sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz)
+    FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION
+    sqlguard.record_intent(jsonb), sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
+    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.find_key(text, text),
+    sqlguard.claim_key(text, text, bigint, interval), sqlguard.keep_result(text, text, jsonb, jsonb)
+    TO sqlguard_agent;
+GRANT EXECUTE ON FUNCTION sqlguard.retire(timestamptz) TO sqlguard_retention;
