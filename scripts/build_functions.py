@@ -1,15 +1,18 @@
+# ruff: noqa: INP001  a script, not a package
 """
-Make `sqlguard/functions/*.tsv`: which functions, operators, casts and settings PostgreSQL has, and what they do.
+Make `sqlguard/functions/*.tsv`: which functions, operators, casts and settings PostgreSQL has, and what
+they do.
 
-The one idea: identities come from real servers, judgements from `function_rules.toml`, and a VOLATILE or STABLE
-function that nobody has judged by name stops the build. So a new PostgreSQL release can't slip a function in.
+The one idea: identities come from real servers, judgements from `function_rules.toml`, and a VOLATILE or
+STABLE function that nobody has judged by name stops the build. So a new PostgreSQL release can't slip a
+function in.
 
     python scripts/build_functions.py \
         --dsn "host=127.0.0.1 port=5415 dbname=x user=postgres" --dsn … \
         --script postgis:3.3=/usr/share/postgresql/15/extension/postgis--3.3.2.sql
 
-Every server is read as it stands: create the extensions there first (`--create-extensions` does it). `--check`
-writes nothing and fails when the files would change.
+Every server is read as it stands: create the extensions there first (`--create-extensions` does it).
+`--check` writes nothing and fails when the files would change.
 """
 
 import argparse
@@ -45,11 +48,51 @@ NOT_FOR_SQL = frozenset(
 )
 # Extensions that an agent may meet; contrib modules that only hold triggers or C examples are left out.
 WANTED = (
-    "adminpack amcheck btree_gin btree_gist citext cube dblink earthdistance file_fdw fuzzystrmatch hstore intagg "
-    "intarray isn lo ltree old_snapshot pageinspect pg_buffercache pg_freespacemap pg_logicalinspect pg_prewarm "
-    "pg_stat_statements pg_surgery pg_trgm pg_visibility pg_walinspect pgcrypto pgrowlocks pgstattuple plpgsql "
-    "postgres_fdw seg sslinfo tablefunc tcn tsm_system_rows tsm_system_time unaccent uuid-ossp vector xml2"
-).split()
+
+)
+    "adminpack",
+    "amcheck",
+    "btree_gin",
+    "btree_gist",
+    "citext",
+    "cube",
+    "dblink",
+    "earthdistance",
+    "file_fdw",
+    "fuzzystrmatch",
+    "hstore",
+    "intagg",
+    "intarray",
+    "isn",
+    "lo",
+    "ltree",
+    "old_snapshot",
+    "pageinspect",
+    "pg_buffercache",
+    "pg_freespacemap",
+    "pg_logicalinspect",
+    "pg_prewarm",
+    "pg_stat_statements",
+    "pg_surgery",
+    "pg_trgm",
+    "pg_visibility",
+    "pg_walinspect",
+    "pgcrypto",
+    "pgrowlocks",
+    "pgstattuple",
+    "plpgsql",
+    "postgres_fdw",
+    "seg",
+    "sslinfo",
+    "tablefunc",
+    "tcn",
+    "tsm_system_rows",
+    "tsm_system_time",
+    "unaccent",
+    "uuid-ossp",
+    "vector",
+    "xml2",
+]
 
 FUNCTIONS = """
 SELECT coalesce(e.extname, n.nspname), p.proname,
@@ -68,13 +111,14 @@ WHERE n.nspname IN ('pg_catalog', 'information_schema') OR e.oid IS NOT NULL
 OPERATORS = """
 SELECT o.oprname, CASE WHEN o.oprleft = 0 THEN '' ELSE format_type(o.oprleft, NULL) END,
        format_type(o.oprright, NULL), p.proname,
-       (SELECT string_agg(format_type(t, NULL), ',' ORDER BY i) FROM unnest(p.proargtypes) WITH ORDINALITY a(t, i))
+       (SELECT string_agg(format_type(t, NULL), ',' ORDER BY i)
+        FROM unnest(p.proargtypes) WITH ORDINALITY a(t, i))
 FROM pg_operator o JOIN pg_proc p ON p.oid = o.oprcode
 WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND o.oid < 16384
 """
 CASTS = """
-SELECT format_type(c.castsource, NULL), format_type(c.casttarget, NULL), c.castmethod::text, c.castcontext::text,
-       coalesce(p.proname, ''),
+SELECT format_type(c.castsource, NULL), format_type(c.casttarget, NULL), c.castmethod::text,
+       c.castcontext::text, coalesce(p.proname, ''),
        coalesce((SELECT string_agg(format_type(t, NULL), ',' ORDER BY i)
                  FROM unnest(p.proargtypes) WITH ORDINALITY a(t, i)), '')
 FROM pg_cast c LEFT JOIN pg_proc p ON p.oid = c.castfunc
@@ -147,7 +191,9 @@ def read_server(found: Found, dsn: str, *, create_extensions: bool) -> None:
         major = str(conn.info.server_version // 10000)
         if create_extensions:
             _create_extensions(conn)
-        for of, name, args, kind, vol, strict, returns, language, defaults, variadic, ext in conn.execute(FUNCTIONS):
+        for of, name, args, kind, vol, strict, returns, language, defaults, variadic, ext in conn.execute(
+            FUNCTIONS
+        ):
             versions = frozenset({ext if ext and of != "plpgsql" else major})
             function = Function(
                 of, name, args, kind, vol, strict, returns, language, defaults, variadic, versions
@@ -163,7 +209,11 @@ def read_server(found: Found, dsn: str, *, create_extensions: bool) -> None:
             found.casts[source, target] = (method, context, function_name, args, versions_of)
         for name, category in conn.execute(SETTINGS):
             before = found.settings.get(name)
-            found.settings[name] = (category, bool(before and before[1]), (before[2] if before else set()) | {major})
+            found.settings[name] = (
+                category,
+                bool(before and before[1]),
+                (before[2] if before else set()) | {major},
+            )
         _mark_hidden_settings(found, conn)
 
 
@@ -208,9 +258,8 @@ def read_script(found: Found, extension: str, version: str, path: Path) -> None:
         node = statement.stmt
         if node.WhichOneof("node") == "create_function_stmt":
             found.add(_from_create_function(extension, version, node.create_function_stmt))
-        elif node.WhichOneof("node") == "define_stmt":
-            if node.define_stmt.kind == postgast.pg_query_pb2.OBJECT_AGGREGATE:
-                found.add(_from_aggregate(extension, version, node.define_stmt))
+        elif node.define_stmt.kind == postgast.pg_query_pb2.OBJECT_AGGREGATE:
+            found.add(_from_aggregate(extension, version, node.define_stmt))
 
 
 def _parameters(nodes: Iterable[Any]) -> Iterator[tuple[str, bool, bool]]:
@@ -355,8 +404,9 @@ def function_row(function: Function, rule: Rule) -> tuple[str, ...]:
     )
 
 
-FUNCTION_HEAD = tuple(
-    "of name args kind volatility strict returns language defaults variadic versions effect argument reason".split()
+FUNCTION_HEAD = (
+    *("of", "name", "args", "kind", "volatility", "strict", "returns", "language"),
+    *("defaults", "variadic", "versions", "effect", "argument", "reason"),
 )
 
 
@@ -391,8 +441,12 @@ def tables(found: Found, document: dict[str, Any]) -> dict[str, list[Sequence[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("--dsn", action="append", required=True, help="one per major version; needs a superuser")
-    parser.add_argument("--script", action="append", default=[], help="extension:version=path of its SQL script")
+    parser.add_argument(
+        "--dsn", action="append", required=True, help="one per major version; needs a superuser"
+    )
+    parser.add_argument(
+        "--script", action="append", default=[], help="extension:version=path of its SQL script"
+    )
     parser.add_argument("--create-extensions", action="store_true", help="create what the servers offer")
     parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
     arguments = parser.parse_args()
