@@ -52,7 +52,7 @@ class Home:
     @classmethod
     def at(cls, path: Path, account: Account) -> "Home":
         """Take the folder *path*, which stays; end what a killed process left running in it."""
-        path = path.absolute()
+        path = path.resolve()
         path.mkdir(parents=True, exist_ok=True)
         _let_through(path, account)
         if not account.can_reach(path):
@@ -121,11 +121,19 @@ def sweep(base: Path) -> None:
 
 
 def end_leftover(data: Path) -> None:
-    """End the server that a killed process left running on *data*; nothing happens when there is none."""
+    """End the server that a killed process left running on *data*; the caller must hold the lock."""
+    pid_file = data / "postmaster.pid"
     try:
-        pid = int((data / "postmaster.pid").read_text(encoding="utf-8").split("\n", 1)[0])
+        pid = int(pid_file.read_text(encoding="utf-8").split("\n", 1)[0])
     except (OSError, ValueError):
         return
+    _end(pid, data)
+    if not _serves(pid, data):
+        # PostgreSQL would not start while the number is that of any living process, whoever it is.
+        pid_file.unlink(missing_ok=True)
+
+
+def _end(pid: int, data: Path) -> None:
     for step, patience in ((signal.SIGINT, 15.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)):
         # Asked again before every signal: the number in the file may long be another program's.
         if not _serves(pid, data):

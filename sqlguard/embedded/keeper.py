@@ -9,6 +9,7 @@ Run as a script by path, with the standard library only, so that it starts in a 
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -34,15 +35,19 @@ def main() -> int:
             **order["account"],
         )
     signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))
-    threading.Thread(target=_end_when_released, args=(server,), daemon=True).start()
+    released = threading.Event()
+    threading.Thread(target=_end_when_released, args=(server, released), daemon=True).start()
     status = server.wait()
-    if order["remove"]:
+    # A server that fell by itself leaves its log to whoever is still there to read it.
+    if released.is_set() and order["remove"]:
         shutil.rmtree(order["remove"], ignore_errors=True)
     return 0 if status == 0 else 1
 
 
-def _end_when_released(server: "subprocess.Popen[Any]") -> None:
-    sys.stdin.buffer.read()
+def _end_when_released(server: "subprocess.Popen[Any]", released: threading.Event) -> None:
+    while os.read(0, 1):  # not sys.stdin: its lock would be held when the main thread leaves
+        pass
+    released.set()
     for step, patience in STEPS:
         server.send_signal(step)
         try:
