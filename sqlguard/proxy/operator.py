@@ -102,6 +102,12 @@ class Operator:
         self._queue.put((intent, waiter))
         return await waiter
 
+    def note(self, intent: Intent) -> None:
+        """Have a refusal written soon; nothing waits for it, because nothing runs."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda w: w.exception())
+        self._queue.put((intent, waiter))
+
     def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
         """Have an event written soon; the row changes are the evidence if it is lost (reconciliation)."""
         self._queue.put(_Event(action, kind, detail))

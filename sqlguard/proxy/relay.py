@@ -2,7 +2,7 @@
 The server's bytes on their way to the client, with what is ours taken out.
 
 Theory of operation. Whatever is sent to the server, by the client or by us, puts what it will be
-answered with on a queue (`Expect`). The server answers strictly in order, so the head of the queue says
+answered with on a queue (`Expect`). The server answers strictly in order, so the head of it says
 what the next reply belongs to: whether it is passed on, swallowed, held back or replaced. Only message headers
 are looked at: rows and COPY data leave as slices of the bytes that came in, however large they are, and a row
 that is cut by a read is passed on in its pieces. Everything else is small and taken whole.
@@ -70,7 +70,7 @@ class Expect:
     done: Callable[["Expect"], None] | None = None
     #: Bytes put before the held CommandComplete (a NOTICE with the report of a dry run).
     before_held: Callable[["Expect"], bytes] | None = None
-    #: The ReadyForQuery is not passed on: another message answers for it.
+    #: Neither the ReadyForQuery nor what is held is passed on: whoever asked does that.
     keep_ready: bool = False
     # --- what came of it
     statement: int = 0
@@ -87,6 +87,8 @@ class Relay:
         self.expected: deque[Expect] = deque()
         self.status = b"I"
         self.copying_in = False
+        #: An extended message failed and its Sync has not been sent yet: the server ignores all up to it.
+        self.skipping = False
         self.parameters: dict[str, str] = {}
         self._left = b""
         self._skip = 0
@@ -96,6 +98,13 @@ class Relay:
         """Queue what a message that is being sent will be answered with."""
         if item.reply is Reply.SYNC and self.copying_in:
             return  # the server ignores a Sync inside COPY-in (pgdog PR 886)
+        if self.skipping:
+            if item.reply is not Reply.SYNC:
+                item.failed = b""
+                if item.done:
+                    item.done(item)
+                return
+            self.skipping = False
         self.expected.append(item)
 
     def feed(self, chunk: bytes) -> bytes:
@@ -244,7 +253,7 @@ class Relay:
             head = self.expected.popleft()
             if head.reply in (Reply.QUERY, Reply.SYNC):
                 before = b""
-                if head.held and head.failed is None:
+                if head.held and head.failed is None and not head.keep_ready:
                     before = (head.before_held(head) if head.before_held else b"") + head.held
                 if head.done:
                     head.done(head)
@@ -277,6 +286,7 @@ class Relay:
             skipped.failed = message
             if skipped.done:
                 skipped.done(skipped)
+        self.skipping = not self.expected
 
 
 _HANDLERS: dict[int, Callable[[Relay, bytes], bytes | None]] = {
