@@ -9,7 +9,6 @@ when this process is gone.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from sqlguard.embedded import account as accounts
 from sqlguard.embedded.binaries import major_version, require_bindir
 from sqlguard.embedded.home import Home, end_leftover
 from sqlguard.errors import NotConfigured
+from sqlguard.ports import free_port
 
 SUPERUSER = "postgres"
 HOST = "127.0.0.1"
@@ -178,7 +178,7 @@ class EmbeddedServer:
 
     def _run_on_a_port(self, port: int | None) -> None:
         for attempt in range(1, _PORT_ATTEMPTS + 1):
-            self.port = port or _free_port()
+            self.port = port or free_port()
             logged = self._home.log.stat().st_size if self._home.log.exists() else 0
             self._keeper = self._spawn_keeper()
             if self._wait_until_ready():
@@ -255,12 +255,6 @@ def _is_ready(pid_file: Path, port: int) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return len(lines) > 7 and lines[3] == str(port) and lines[7].strip() == "ready"  # noqa: PLR2004
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,72 @@
+# Every target sets up what it needs by itself, in .venv; a second run starts at once.
+# Other versions: make test PG=15,16,18    another Python: make test PYTHON=python3.12
+# One test: make test TESTS="tests/unit -k undo"
+.POSIX:
+.SUFFIXES:
+
+BIN = .venv/bin
+STAMP = .venv/.installed
+PG = 18
+TESTS =
+WORKERS = 2
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
+	--no-emit-index-url --no-annotate --custom-compile-command "make lock"
+
+help:
+	@echo 'make demo    the main job, on a PostgreSQL of its own'
+	@echo 'make test    all tests (PG=15,16,18 for other versions)'
+	@echo 'make check   lint and test'
+	@echo 'make lint    format, style, types, imports, spelling'
+	@echo 'make bench   measurements'
+	@echo 'make docs    the generated pages'
+	@echo 'make lock    renew requirements.lock from pyproject.toml'
+	@echo 'make clean   remove everything that was made here'
+
+demo: $(STAMP)
+	$(BIN)/sqlguard demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --pg $(PG) $(TESTS)
+
+check: lint test
+
+lint: format-check style types imports spelling
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+style: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports --no-logo
+
+spelling: $(STAMP)
+	$(BIN)/codespell
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m typer sqlguard.cli utils docs --name sqlguard --output docs/cli.md
+
+wheel: $(STAMP)
+	$(BIN)/python -m hatchling build -t wheel -t sdist
+
+package-test: wheel
+	$(BIN)/python tests/packaging/smoke.py
+
+lock: $(STAMP)
+	$(COMPILE) --group dev --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): requirements.lock pyproject.toml scripts/set-up
+	PYTHON='$(PYTHON)' sh scripts/set-up .venv
+	@touch $(STAMP)
