@@ -259,5 +259,32 @@ class Catalog:
                 yield self.tables[child]
                 yield from self.descendants(child)
 
+    @cached_property
+    def soft(self) -> Mapping[int, Table]:
+        """The tables guarded as `soft`, by themselves or by an ancestor: oid -> the table that has the guard."""
+        return {t.oid: g for t in self.tables.values() if (g := self._soft_guard(t)) is not None}
+
+    @cached_property
+    def soft_spellings(self) -> tuple[bytes, ...]:
+        """Lower-case UTF-8 of every name by which a text can reach a soft table: its own, a parent's, a view's."""
+        if not self.soft:
+            return ()
+        names = {t.name for t in self.tables.values() if t.kind in "vm"}
+        for oid in self.soft:
+            names |= {t.name for t in self._lineage(self.tables[oid])}
+        return tuple(sorted(name.replace('"', '""').encode().lower() for name in names))
+
+    def _soft_guard(self, table: Table) -> Table | None:
+        if table.guard is not None:
+            return table if table.guard.mode == "soft" else None
+        parents = (self.tables[oid] for oid in table.parents if oid in self.tables)
+        return next((g for p in parents if (g := self._soft_guard(p)) is not None), None)
+
+    def _lineage(self, table: Table) -> Iterator[Table]:
+        yield table
+        for oid in table.parents:
+            if oid in self.tables:
+                yield from self._lineage(self.tables[oid])
+
     def guarded(self) -> Iterable[Table]:
         return (t for t in self.tables.values() if t.guard is not None)

@@ -1,8 +1,8 @@
 """
 DELETE on a soft table becomes the UPDATE that marks the very rows it names.
 
-    DELETE FROM ONLY orders o USING customers c WHERE c.id = o.customer OR o.old RETURNING o.id
-    UPDATE ONLY orders o SET <marks> FROM customers c WHERE (c.id = o.customer OR o.old) AND o.deleted_at IS NULL RETURNING o.id
+    DELETE FROM ONLY orders o USING users u WHERE u.id = o.owner OR o.old RETURNING o.id
+    UPDATE ONLY orders o SET <marks> FROM users u WHERE (u.id = o.owner OR o.old) AND o.deleted_at IS NULL …
 
 Target, ONLY, alias, FROM list, predicate and comments stay where they are; only the words around them change.
 """
@@ -23,14 +23,15 @@ def soft_delete(source: Source, edits: Edits, delete: Any, target: Table) -> Non
     verb = start_of(source, delete)
     keyword = verb + 1
     edits.replace(source[verb].start, source[verb].end, "UPDATE")
-    edits.replace(source[keyword].start, source[keyword].end, "")
+    edits.replace(*source.word(keyword), "")
     after = keyword + 1
     end = source.stop(after)
     using = source.find(after, {pg.USING}) if delete.using_clause else None
     where = source.find(after, {pg.WHERE}) if delete.HasField("where_clause") else None
     returning = source.find(after, {pg.RETURNING}) if delete.HasField("returning_clause") else None
     ends = [i for i in (using, where, returning, end) if i is not None]
-    edits.insert(source[ends[0] - 1].end, f" SET {ASSIGNMENTS} ")
+    behind_target = source[ends[0] - 1].end
+    edits.insert(behind_target, f" SET {ASSIGNMENTS}{source.gap(behind_target)}")
     if using is not None:
         edits.replace(source[using].start, source[using].end, "FROM")
     _condition(
@@ -41,12 +42,13 @@ def soft_delete(source: Source, edits: Edits, delete: Any, target: Table) -> Non
 def _condition(source: Source, edits: Edits, delete: Any, place: tuple[int | None, int], alive: str) -> None:
     where, end = place
     behind = source[end - 1].end
+    gap = source.gap(behind)
     if where is None:
-        edits.insert(behind, f" WHERE {alive} ")
+        edits.insert(behind, f" WHERE {alive}{gap}")
     elif delete.where_clause.WhichOneof("node") != "current_of_expr":
         # The parentheses keep `a OR b` together; a cursor's row can't be combined with anything.
-        edits.insert(source[where].end, " (")
-        edits.insert(behind, f") AND {alive} ")
+        edits.insert(source[where + 1].start, "(")
+        edits.insert(behind, f") AND {alive}{gap}")
 
 
 def start_of(source: Source, delete: Any) -> int:

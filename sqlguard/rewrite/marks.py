@@ -8,3 +8,5 @@ from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 NOW = "pg_catalog.statement_timestamp()"
 AGENT = "(SELECT sqlguard.agent())"
 ASSIGNMENTS = f"{DELETED_AT} = {NOW}, {DELETED_BY_AGENT} = {AGENT}"
+#: The same as a statement, for the proof to compare with.
+UPDATE = f"UPDATE t SET {ASSIGNMENTS}"  # noqa: S608 - constants of ours, parsed and never run

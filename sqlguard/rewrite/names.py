@@ -9,8 +9,6 @@ from typing import Any
 from sqlguard.catalog import Catalog, Table
 from sqlguard.statement.model import Session
 
-SOFT = "soft"
-
 
 @dataclass(frozen=True, slots=True)
 class SoftTables:
@@ -34,24 +32,28 @@ class SoftTables:
 
     def hidden(self, table: Table | None) -> tuple[str, ...]:
         """Return the bookkeeping columns of *table*, which it may have inherited; empty when it is not soft."""
-        guarded = self.guarded_by(table)
+        guarded = self.catalog.soft.get(table.oid) if table is not None else None
         return guarded.guard.bookkeeping if guarded is not None and guarded.guard is not None else ()
 
     def is_soft(self, table: Table | None) -> bool:
-        return self.guarded_by(table) is not None
-
-    def guarded_by(self, table: Table | None) -> Table | None:
-        """Return *table* or the nearest ancestor that is guarded, if that is guarded as soft."""
-        if table is None:
-            return None
-        if table.guard is not None:
-            return table if table.guard.mode == SOFT else None
-        for oid in table.parents:
-            found = self.guarded_by(self.catalog.tables.get(oid))
-            if found is not None:
-                return found
-        return None
+        return table is not None and table.oid in self.catalog.soft
 
     def below(self, table: Table) -> Iterator[Table]:
         """Yield the soft tables that inherit from *table*."""
         return (child for child in self.catalog.descendants(table.oid) if self.is_soft(child))
+
+    def family(self, table: Table) -> set[int]:
+        """Return the oids of *table*, what it inherits from and what inherits from it."""
+        found = {table.oid, *(t.oid for t in self.catalog.descendants(table.oid))}
+        for oid in table.parents:
+            parent = self.catalog.tables.get(oid)
+            if parent is not None:
+                found |= self.family(parent)
+        return found
+
+    def may_concern(self, text: str) -> bool:
+        """Say whether *text* may name a soft table, or a view or a parent of one; False is certain."""
+        content = text.encode().lower()
+        if b"u&" in content and b'"' in content:
+            return bool(self.catalog.soft)  # a name may be written with escapes
+        return any(name in content for name in self.catalog.soft_spellings)

@@ -5,16 +5,22 @@ It knows nothing of how the text was made. It parses the new text and walks both
 be equal, places in the text aside, except where the old node and the new one stand for a change that is allowed;
 each allowed change is taken back on the tree before the comparison goes on. Whatever else differs is a fault of
 ours, and the statement is not run.
+
+Allowed are: DELETE on a soft table as the UPDATE that marks, in MERGE too; a star as the columns that an agent sees;
+a whole row as a row of them; a bare name qualified, NATURAL written out, columns listed after INSERT INTO t and
+COPY t; and the index on the live rows named in ON CONFLICT.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from postgast import pg_query_pb2 as pg
 
-from sqlguard.catalog import DELETED_AT, Catalog
+from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
-from sqlguard.rewrite import marks
+from sqlguard.rewrite import conflict, marks
 from sqlguard.rewrite.names import SoftTables
+from sqlguard.rewrite.sight import Sight, names_of, unwrap
 from sqlguard.rewrite.source import parse
 from sqlguard.statement.model import Session
 
@@ -30,12 +36,15 @@ PLACES = frozenset(
         "rexpr_list_end",
     }
 )
-_MARKS = parse(f"UPDATE t SET {marks.ASSIGNMENTS}").update_stmt.target_list
+#: Lists in which a star stands for columns.
+_COLUMN_LISTS = frozenset({("SelectStmt", "target_list"), ("ReturningClause", "exprs"), ("RowExpr", "args")})
+_MARKS = parse(marks.UPDATE).update_stmt.target_list
 
 
 def prove(original: Any, text: str, catalog: Catalog, session: Session) -> None:
-    """Raise unless *text* is the statement *original* (a libpg_query node) with nothing but soft deletion done to it."""
-    if not _Proof(SoftTables(catalog, session)).same(original, parse(text)):
+    """Raise unless *text* is the statement *original* (a libpg_query node) with nothing but soft deletion done."""
+    tables = SoftTables(catalog, session)
+    if not _Proof(tables, Sight.of(original, tables)).same(original, parse(text)):
         raise NotUnderstood(
             "the statement can't be rewritten with certainty",
             hint="write it in a plainer form, with its columns named",
@@ -44,23 +53,40 @@ def prove(original: Any, text: str, catalog: Catalog, session: Session) -> None:
 
 
 class _Proof:
-    def __init__(self, tables: SoftTables) -> None:
+    def __init__(self, tables: SoftTables, sight: Sight) -> None:
         self.tables = tables
+        self.sight = sight
+        self._changes: dict[str, Callable[[Any, Any], bool]] = {
+            "ColumnRef": self._same_column,
+            "CopyStmt": self._same_copy,
+            "InferClause": self._same_fields,
+            "InsertStmt": self._same_insert,
+            "JoinExpr": self._same_join,
+            "MergeStmt": self._same_merge,
+        }
 
     def same(self, old: Any, new: Any) -> bool:
         """Compare two messages of any kind."""
         kind = old.DESCRIPTOR.name
         if kind == "Node":
             return self._same_node(old, new)
-        return kind == new.DESCRIPTOR.name and self._same_fields(old, new)
+        if kind != new.DESCRIPTOR.name:
+            return False
+        return self._changes.get(kind, self._same_fields)(old, new)
 
     def _same_fields(self, old: Any, new: Any, skip: frozenset[str] = frozenset()) -> bool:
-        skip = skip | PLACES
+        skip |= PLACES
         before = {f.name: v for f, v in old.ListFields() if f.name not in skip}
         after = {f.name: v for f, v in new.ListFields() if f.name not in skip}
         if before.keys() != after.keys():
             return False
-        return all(self._same_value(value, after[name]) for name, value in before.items())
+        kind = old.DESCRIPTOR.name
+        return all(
+            self._same_columns(value, after[name])
+            if (kind, name) in _COLUMN_LISTS
+            else self._same_value(value, after[name])
+            for name, value in before.items()
+        )
 
     def _same_value(self, old: Any, new: Any) -> bool:
         if hasattr(old, "DESCRIPTOR"):
@@ -70,13 +96,15 @@ class _Proof:
         return len(old) == len(new) and all(self._same_value(o, n) for o, n in zip(old, new, strict=True))
 
     def _same_node(self, old: Any, new: Any) -> bool:
-        was, became = old.WhichOneof("node"), new.WhichOneof("node")
-        if was is None or became is None:
-            return was is became
-        before, after = getattr(old, was), getattr(new, became)
-        if was == "delete_stmt" and self.tables.is_soft(self.tables.resolve(before.relation)):
+        was, before = unwrap(old)
+        became, after = unwrap(new)
+        if was == "delete_stmt" and self._is_soft(before.relation):
             return became == "update_stmt" and self._same_delete(before, after)
-        return was == became and self.same(before, after)
+        if became == "sub_link" and was in ("column_ref", "a_indirection"):
+            return self.sight.is_row_of(names_of(old), after)
+        if was == "select_stmt" and before.values_lists:
+            return was == became and self._same_values(before, after)
+        return was == became and (was is None or self.same(before, after))
 
     def _same_delete(self, old: Any, new: Any) -> bool:
         """Take the UPDATE back to the DELETE it has to be."""
@@ -84,41 +112,141 @@ class _Proof:
             self.same(old.relation, new.relation)
             and self._same_value(_MARKS, new.target_list)
             and self._same_value(old.using_clause, new.from_clause)
-            and self._same_condition(old, new.where_clause)
+            and self._same_condition(old, new)
             and self.same(old.with_clause, new.with_clause)
             and self.same(old.returning_clause, new.returning_clause)
         )
 
     def _same_condition(self, old: Any, new: Any) -> bool:
-        if old.where_clause.WhichOneof("node") == "current_of_expr":
-            return self.same(old.where_clause, new)
-        if not old.HasField("where_clause"):
-            return self._is_alive(new, old.relation)
-        both = new.bool_expr
-        if new.WhichOneof("node") != "bool_expr" or both.boolop != pg.AND_EXPR:
-            return False
-        *rest, alive = both.args
-        if not self._is_alive(alive, old.relation):
-            return False
+        kind, before = unwrap(old.where_clause)
+        if kind == "current_of_expr":
+            return self.same(old.where_clause, new.where_clause)
+        if kind is None:
+            return self.sight.is_alive(new.where_clause, old.relation)
+        rest = self._without(new.where_clause, lambda node: self.sight.is_alive(node, old.relation))
+        return rest is not None and self._same_conjunction(old.where_clause, (kind, before), rest)
+
+    @staticmethod
+    def _without(node: Any, is_last: Callable[[Any], bool]) -> Sequence[Any] | None:
+        """Return the arms of the AND *node* but its last, which has to be ours."""
+        kind, both = unwrap(node)
+        if kind != "bool_expr" or both.boolop != pg.AND_EXPR or not is_last(both.args[-1]):
+            return None
+        return list(both.args[:-1])
+
+    def _same_conjunction(self, old: Any, parts: tuple[str, Any], rest: Sequence[Any]) -> bool:
         if len(rest) == 1:
-            return self.same(old.where_clause, rest[0])
+            return self.same(old, rest[0])
         # The grammar makes one AND of `(a AND b) AND c`.
-        was = old.where_clause.bool_expr
+        kind, before = parts
+        return kind == "bool_expr" and before.boolop == pg.AND_EXPR and self._same_value(before.args, rest)
+
+    def _same_merge(self, old: Any, new: Any) -> bool:
+        if not self._is_soft(old.relation):
+            return self._same_fields(old, new)
+        if len(old.merge_when_clauses) != len(new.merge_when_clauses):
+            return False
+        for before, after in zip(old.merge_when_clauses, new.merge_when_clauses, strict=True):
+            was, became = before.merge_when_clause, after.merge_when_clause
+            if was.command_type != pg.CMD_DELETE:
+                same = self.same(before, after)
+            else:
+                same = (
+                    became.command_type == pg.CMD_UPDATE
+                    and self._same_value(_MARKS, became.target_list)
+                    and self._same_fields(was, became, frozenset({"command_type", "target_list"}))
+                )
+            if not same:
+                return False
+        return self._same_fields(old, new, frozenset({"merge_when_clauses"}))
+
+    def _same_insert(self, old: Any, new: Any) -> bool:
+        listed = [c.res_target.name for c in new.cols]
+        skip: frozenset[str] = frozenset({"on_conflict_clause"})
+        if listed and not old.cols:
+            if listed != list(self._visible(old.relation))[: len(listed)]:
+                return False
+            skip |= {"cols"}
+        return self._same_conflict(old, new) and self._same_fields(old, new, skip)
+
+    def _same_conflict(self, old: Any, new: Any) -> bool:
+        before, after = old.on_conflict_clause, new.on_conflict_clause
+        if not self._same_fields(before, after, frozenset({"infer"})):
+            return False
+        was, became = before.infer, after.infer
+        if self._same_fields(was, became):
+            return True
+        table = self.tables.resolve(old.relation)
+        if table is None or not self._is_soft(old.relation):
+            return False
+        if was.conname:
+            columns = [e.index_elem.name for e in became.index_elems]
+            gone = any(
+                conflict.of_live_rows(u)
+                and conflict.replaces(u, was.conname, table)
+                and list(u.columns) == columns
+                for u in table.uniques
+            )
+            return gone and not became.conname and self.sight.is_live(became.where_clause)
+        if not self._same_fields(was, became, frozenset({"where_clause"})):
+            return False
+        kind, condition = unwrap(was.where_clause)
+        if kind is None:
+            return self.sight.is_live(became.where_clause)
+        rest = self._without(became.where_clause, self.sight.is_live)
+        return rest is not None and self._same_conjunction(was.where_clause, (kind, condition), rest)
+
+    def _same_copy(self, old: Any, new: Any) -> bool:
+        listed = [n.string.sval for n in new.attlist]
+        if listed and not old.attlist:
+            same = listed == list(self._visible(old.relation)) and self._is_soft(old.relation)
+            return same and self._same_fields(old, new, frozenset({"attlist"}))
+        return self._same_fields(old, new)
+
+    def _same_join(self, old: Any, new: Any) -> bool:
+        """Take JOIN … USING, ON true and CROSS JOIN back to the NATURAL JOIN they may have been."""
+        if not old.is_natural or new.is_natural:
+            return self._same_fields(old, new)
+        named = [n.string.sval for n in new.using_clause]
+        kind, quals = unwrap(new.quals)
+        true = kind == "a_const" and quals.boolval.boolval
+        condition = bool(named) or true or (kind is None and new.jointype == pg.JOIN_INNER)
+        changed = frozenset({"is_natural", "using_clause", "quals"})
+        return condition and not self.sight.any_hidden(named) and self._same_fields(old, new, changed)
+
+    def _same_values(self, old: Any, new: Any) -> bool:
+        rows = zip(old.values_lists, new.values_lists, strict=False)
         return (
-            old.where_clause.WhichOneof("node") == "bool_expr"
-            and was.boolop == both.boolop
-            and self._same_value(was.args, rest)
+            len(old.values_lists) == len(new.values_lists)
+            and all(self._same_columns(o.list.items, n.list.items) for o, n in rows)
+            and self._same_fields(old, new, frozenset({"values_lists"}))
         )
 
-    def _is_alive(self, node: Any, relation: Any) -> bool:
-        """Say whether *node* is `<target>.deleted_at IS NULL`."""
-        test = node.null_test
-        if node.WhichOneof("node") != "null_test" or test.nulltesttype != pg.IS_NULL:
-            return False
-        names = [f.string.sval for f in test.arg.column_ref.fields]
+    def _same_columns(self, old: Sequence[Any], new: Sequence[Any]) -> bool:
+        """Compare two lists of columns, in the old one of which a star may stand for several of the new one."""
+        reach = {0}
+        for entry in old:
+            further = {i + 1 for i in reach if i < len(new) and self.same(entry, new[i])}
+            if self.sight.is_star(entry):
+                further |= {
+                    end
+                    for start in reach
+                    for end in range(start + 1, len(new) + 1)
+                    if self.sight.is_expansion(entry, new[start:end])
+                }
+            reach = further
+        return len(new) in reach
+
+    def _same_column(self, old: Any, new: Any) -> bool:
+        """Take a qualified name back to the bare one, if a bookkeeping column might have been meant by it."""
+        if self._same_fields(old, new):
+            return True
+        return len(old.fields) == 1 and self.sight.is_qualified(names_of(old), names_of(new))
+
+    def _is_soft(self, relation: Any) -> bool:
+        return self.tables.is_soft(self.tables.resolve(relation))
+
+    def _visible(self, relation: Any) -> tuple[str, ...]:
         table = self.tables.resolve(relation)
-        if table is None or not names or names[-1] != DELETED_AT:
-            return False
-        if relation.HasField("alias"):
-            return names[:-1] == [relation.alias.aliasname]
-        return names[:-1] in ([table.name], [table.schema, table.name])
+        hidden = self.tables.hidden(table)
+        return tuple(c.name for c in table.columns if c.name not in hidden) if table else ()

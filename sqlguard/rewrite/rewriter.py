@@ -1,57 +1,56 @@
 """
-One statement in, the text to run out: DELETE on soft tables becomes the UPDATE that marks the rows.
+One statement in, the text to run out.
+
+Most statements touch no soft table: they are told by their text alone and returned as they came. The others are
+parsed, walked (`walk`), spliced (`edits`) and proved (`proof`).
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from sqlguard.catalog import Catalog, Table
-from sqlguard.rewrite.delete import soft_delete
-from sqlguard.rewrite.edits import Edits
+from sqlguard.catalog import Catalog
+from sqlguard.errors import Refused
+from sqlguard.rewrite import walk
 from sqlguard.rewrite.names import SoftTables
 from sqlguard.rewrite.proof import prove
 from sqlguard.rewrite.result import Rewritten
 from sqlguard.rewrite.source import Source, parse
+from sqlguard.rewrite.work import Work
 from sqlguard.statement.model import Session
 
 
-def rewrite(text: str, tree: Any, catalog: Catalog, session: Session) -> Rewritten:
-    """Return what is to be run for *text*, whose tree is *tree*; raise Refused where that can't be exact."""
+def rewrite(text: str, catalog: Catalog, session: Session, tree: Any = None) -> Rewritten:
+    """
+    Return what is to be run for *text*, one statement; raise Refused where that can't be exact.
+
+    *tree* is the libpg_query node that was judged, wherever its places count from; the result is proved against it.
+    """
     tables = SoftTables(catalog, session)
-    if not _concerns_soft(tree, tables):
+    if not tables.may_concern(text):
         return Rewritten(text)
-    source, edits = Source(text), Edits()
     own = parse(text)
-    marked: list[Table] = []
-    for delete in _deletes(own):
-        target = tables.resolve(delete.relation)
-        if target is not None and tables.is_soft(target):
-            soft_delete(source, edits, delete, target)
-            marked.append(target)
-    if not edits:
+    work = Work(Source(text), tables)
+    walk.statement(work, own)
+    _refuse_replacing(work)
+    if not work.edits:
         return Rewritten(text)
-    spliced = edits.apply(source.bytes)
-    prove(tree, spliced.text, catalog, session)
-    tag = "DELETE" if own.WhichOneof("node") == "delete_stmt" else None
-    return Rewritten(spliced.text, True, tag, tuple(dict.fromkeys(t.oid for t in marked)), spliced.copied)
+    spliced = work.edits.apply(work.source.bytes)
+    prove(own if tree is None else tree, spliced.text, catalog, session)
+    return Rewritten(
+        spliced.text,
+        changed=True,
+        tag="DELETE" if own.HasField("delete_stmt") and work.marked else None,
+        writes_soft=tuple(dict.fromkeys(table.oid for table in work.marked)),
+        copied=spliced.copied,
+    )
 
 
-def _concerns_soft(tree: Any, tables: SoftTables) -> bool:
-    """Say whether the name of a soft table stands anywhere in *tree*: names are kept in it as they are."""
-    names = [t.name for t in tables.catalog.tables.values() if tables.is_soft(t)]
-    if not names:
-        return False
-    content = tree.SerializeToString()
-    return any(name.encode() in content for name in names)
-
-
-def _deletes(node: Any) -> Iterator[Any]:
-    """Yield every DELETE in *node*, innermost first."""
-    for _, value in node.ListFields():
-        if hasattr(value, "DESCRIPTOR"):
-            yield from _deletes(value)
-        elif not isinstance(value, str | bytes | int | float | bool):
-            for item in value:
-                yield from _deletes(item)
-    if node.DESCRIPTOR.name == "DeleteStmt":
-        yield node
+def _refuse_replacing(work: Work) -> None:
+    """Refuse to delete rows and insert rows with given keys at once: a deleted row keeps its primary key."""
+    families = [work.tables.family(table) for table in work.marked]
+    for table in work.keyed:
+        if any(table.oid in family for family in families):
+            raise Refused(
+                f"a deleted row of `{table.name}` keeps its primary key, which is inserted again here",
+                hint="UPDATE the row instead of replacing it",
+                rules=("primary_key_held_by_tombstone",),
+            )

@@ -104,13 +104,21 @@ class Source:
         """Say whether a keyword at *index* is used as a column or label."""
         return self.kind(index - 1) in (DOT, pg.AS)
 
+    def gap(self, offset: int) -> str:
+        """Return the blank that an insertion at byte *offset* needs behind it, if it needs one."""
+        following = self.bytes[offset : offset + 1]
+        return "" if following in (b"", b" ", b"\n", b"\t", b"\r", b")", b";") else " "
+
+    def word(self, index: int) -> tuple[int, int]:
+        """Return the bytes of token *index* with the blanks behind it: what to cut to be rid of it."""
+        end = self.tokens[index].end
+        while self.bytes[end : end + 1] in (b" ", b"\n", b"\t", b"\r"):
+            end += 1
+        return self.tokens[index].start, end
+
     def stop(self, start: int) -> int:
         """Return the index just behind the last token at the level of *start*."""
-        last = start - 1
-        depth_end = last
-        for index in self.level(start):
-            depth_end = index
-        return depth_end + 1
+        return max(self.level(start), default=start - 1) + 1
 
     def close(self, index: int) -> int:
         """Return the index of the parenthesis that closes the one at *index*."""

@@ -1,0 +1,196 @@
+"""
+What an agent may see, as the proof asks it of a statement's tree: names that hide columns, and shapes that show none.
+
+This is the proof's own reading of the statement, coarser than the one that `scope` makes: it knows which tables are
+named anywhere in it and takes every reference by that name to mean any of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from postgast import pg_query_pb2 as pg
+
+from sqlguard.catalog import DELETED_AT
+from sqlguard.rewrite.names import SoftTables
+
+STAR = "*"
+#: Fields that a SELECT of ours has; two of them are set in every SELECT.
+_PLAIN_SELECT = frozenset({"target_list", "from_clause", "where_clause", "limit_option", "op"})
+
+
+def unwrap(node: Any) -> tuple[str | None, Any]:
+    """Return what kind of node *node* is and the node itself."""
+    kind = node.WhichOneof("node")
+    return kind, getattr(node, kind) if kind else None
+
+
+def names_of(node: Any) -> list[str]:
+    """Return the names of a column reference, `*` at its end as a name; of `(row).*` too; none of anything else."""
+    if node.DESCRIPTOR.name == "Node":
+        kind, value = unwrap(node)
+        if kind == "a_indirection":
+            stars = [unwrap(i)[0] for i in value.indirection] == ["a_star"]
+            return [*names_of(value.arg), STAR] if stars else []
+        return names_of(value) if kind == "column_ref" else []
+    return [f.string.sval if f.HasField("string") else STAR for f in node.fields]
+
+
+def messages(node: Any) -> Iterator[Any]:
+    """Yield *node* and every message in it."""
+    yield node
+    for _, value in node.ListFields():
+        if hasattr(value, "DESCRIPTOR"):
+            yield from messages(value)
+        elif not isinstance(value, str | bytes | int | float | bool):
+            for item in value:
+                if hasattr(item, "DESCRIPTOR"):
+                    yield from messages(item)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """`hidden`: name of a FROM item -> columns it may hide; `rows`: the visible columns of each soft table."""
+
+    tables: SoftTables
+    hidden: dict[str, set[str]]
+    rows: dict[str, set[tuple[str, ...]]]
+    #: Columns are merged or renamed somewhere, so a star may give another order or other names than a table's.
+    loose: bool
+
+    @classmethod
+    def of(cls, tree: Any, tables: SoftTables) -> "Sight":
+        """Read *tree*."""
+        hidden: dict[str, set[str]] = {}
+        rows: dict[str, set[tuple[str, ...]]] = {}
+        loose = False
+        every: set[str] = set()
+        for node in messages(tree):
+            kind = node.DESCRIPTOR.name
+            if kind == "RangeVar":
+                table = tables.resolve(node)
+                columns = tables.hidden(table)
+                name = node.alias.aliasname or node.relname
+                if table is not None and columns:
+                    every |= set(columns)
+                    hidden.setdefault(name, set()).update(columns)
+                    visible = tuple(c.name for c in table.columns if c.name not in columns)
+                    rows.setdefault(name, set()).add(visible)
+            loose = loose or (kind == "Alias" and bool(node.colnames))
+            if kind == "JoinExpr":
+                loose = loose or node.is_natural or bool(node.using_clause) or node.HasField("alias")
+                if node.HasField("alias"):
+                    hidden[node.alias.aliasname] = every
+        for name in ("old", "new", "excluded"):
+            hidden.setdefault(name, every)
+        return cls(tables, hidden, rows, loose)
+
+    def any_hidden(self, names: Sequence[str]) -> bool:
+        return any(name in columns for columns in self.hidden.values() for name in names)
+
+    def is_star(self, entry: Any) -> bool:
+        return names_of(_value(entry))[-1:] == [STAR]
+
+    def is_expansion(self, entry: Any, columns: Sequence[Any]) -> bool:
+        """Say whether *columns* are plain columns that the star *entry* may stand for."""
+        owner = names_of(_value(entry))[:-1]
+        found = []
+        for column in columns:
+            names = names_of(_value(column))
+            if not names or _is_labelled(column) or (names[-1] == STAR and (owner or len(names) == 1)):
+                return False
+            if owner and names[:-1][-len(owner) :] != owner:
+                return False
+            found.append((tuple(names[:-1]), names[-1]))
+        for owner_names, group in groupby(found, key=lambda pair: pair[0]):
+            if not self._may_show(owner_names, tuple(name for _, name in group)):
+                return False
+        return True
+
+    def _may_show(self, owner: tuple[str, ...], names: tuple[str, ...]) -> bool:
+        name = owner[-1] if owner else None
+        if names == (STAR,):
+            return name not in self.hidden
+        if name is None:
+            return not self.any_hidden(names)
+        if set(names) & self.hidden.get(name, set()):
+            return False
+        return self.loose or name not in self.rows or names in self.rows[name]
+
+    def is_qualified(self, old: list[str], new: list[str]) -> bool:
+        """Say whether *new* is the name *old* with an owner that has it in sight."""
+        return (
+            len(new) > 1
+            and new[-1:] == old
+            and self.any_hidden(old)
+            and old[0] not in self.hidden.get(new[-2], set())
+        )
+
+    def is_row_of(self, old: list[str], link: Any) -> bool:
+        """Say whether *link* is `(SELECT o FROM (SELECT o.a, o.b) AS o)`, for the whole row *old* of `o`."""
+        row = [name for name in old if name != STAR]
+        if link.sub_link_type != pg.EXPR_SUBLINK or not row or link.HasField("testexpr"):
+            return False
+        select, inner = link.subselect.select_stmt, None
+        if len(select.from_clause) == 1 and select.from_clause[0].HasField("range_subselect"):
+            inner = select.from_clause[0].range_subselect
+        if inner is None or inner.lateral or inner.alias.aliasname != row[-1] or inner.alias.colnames:
+            return False
+        fields = inner.subquery.select_stmt
+        if not _is_plain(select, {"from_clause"}) or not _is_plain(fields, {"where_clause"}):
+            return False
+        shown = [names_of(_value(c)) for c in fields.target_list]
+        named = [names_of(_value(c)) for c in select.target_list]
+        if named != [row[-1:]] or any(_is_labelled(c) for c in (*fields.target_list, *select.target_list)):
+            return False
+        owned = all(len(n) > 1 and n[-2] == row[-1] and n[-1] != STAR for n in shown)
+        return (
+            owned
+            and self._may_show((row[-1],), tuple(n[-1] for n in shown))
+            and self._is_there(fields, row[-1])
+        )
+
+    @staticmethod
+    def _is_there(select: Any, row: str) -> bool:
+        """Say whether the WHERE of *select*, if it has one, is `row.column IS NOT NULL`."""
+        kind, test = unwrap(select.where_clause)
+        if kind is None:
+            return True
+        names = names_of(test.arg) if kind == "null_test" else []
+        return len(names) > 1 and names[-2] == row and test.nulltesttype == pg.IS_NOT_NULL
+
+    def is_alive(self, node: Any, relation: Any) -> bool:
+        """Say whether *node* is `<target>.deleted_at IS NULL` for the target *relation*."""
+        kind, test = unwrap(node)
+        table = self.tables.resolve(relation)
+        if kind != "null_test" or test.nulltesttype != pg.IS_NULL or table is None:
+            return False
+        if relation.HasField("alias"):
+            return names_of(test.arg) == [relation.alias.aliasname, DELETED_AT]
+        return names_of(test.arg) in ([table.name, DELETED_AT], [table.schema, table.name, DELETED_AT])
+
+    @staticmethod
+    def is_live(node: Any) -> bool:
+        """Say whether *node* is `deleted_at IS NULL`."""
+        kind, test = unwrap(node)
+        if kind != "null_test" or test.nulltesttype != pg.IS_NULL:
+            return False
+        return names_of(test.arg) == [DELETED_AT]
+
+
+def _value(entry: Any) -> Any:
+    """Return the expression of an entry of a list of columns."""
+    kind, value = unwrap(entry)
+    return value.val if kind == "res_target" else entry
+
+
+def _is_labelled(entry: Any) -> bool:
+    kind, value = unwrap(entry)
+    return kind == "res_target" and bool(value.name or value.indirection)
+
+
+def _is_plain(select: Any, more: set[str]) -> bool:
+    """Say whether *select* has a list of columns, perhaps what *more* says, and nothing else."""
+    fields = {f.name for f, _ in select.ListFields()}
+    return fields <= _PLAIN_SELECT and fields - {"limit_option", "op", "target_list"} <= more
