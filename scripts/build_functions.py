@@ -1,4 +1,3 @@
-# ruff: noqa: INP001  a script, not a package
 """
 Make `sqlguard/functions/*.tsv`: which functions, operators, casts and settings PostgreSQL has, and what
 they do.
@@ -23,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import postgast
 import psycopg
+from extension_script import functions_of, mentioned_in
 from psycopg import sql
+from system_relations import judge_relations
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "sqlguard" / "functions"
@@ -46,53 +46,6 @@ NOT_FOR_SQL = frozenset(
         "tsm_handler",
     }
 )
-# Extensions that an agent may meet; contrib modules that only hold triggers or C examples are left out.
-WANTED = (
-
-)
-    "adminpack",
-    "amcheck",
-    "btree_gin",
-    "btree_gist",
-    "citext",
-    "cube",
-    "dblink",
-    "earthdistance",
-    "file_fdw",
-    "fuzzystrmatch",
-    "hstore",
-    "intagg",
-    "intarray",
-    "isn",
-    "lo",
-    "ltree",
-    "old_snapshot",
-    "pageinspect",
-    "pg_buffercache",
-    "pg_freespacemap",
-    "pg_logicalinspect",
-    "pg_prewarm",
-    "pg_stat_statements",
-    "pg_surgery",
-    "pg_trgm",
-    "pg_visibility",
-    "pg_walinspect",
-    "pgcrypto",
-    "pgrowlocks",
-    "pgstattuple",
-    "plpgsql",
-    "postgres_fdw",
-    "seg",
-    "sslinfo",
-    "tablefunc",
-    "tcn",
-    "tsm_system_rows",
-    "tsm_system_time",
-    "unaccent",
-    "uuid-ossp",
-    "vector",
-    "xml2",
-]
 
 FUNCTIONS = """
 SELECT coalesce(e.extname, n.nspname), p.proname,
@@ -123,6 +76,12 @@ SELECT format_type(c.castsource, NULL), format_type(c.casttarget, NULL), c.castm
                  FROM unnest(p.proargtypes) WITH ORDINALITY a(t, i)), '')
 FROM pg_cast c LEFT JOIN pg_proc p ON p.oid = c.castfunc
 WHERE c.oid < 16384
+"""
+RELATIONS = """
+SELECT n.nspname, c.relname, c.relkind::text,
+       CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) ELSE '' END
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname IN ('pg_catalog', 'information_schema') AND c.relkind IN ('r', 'v') AND c.oid < 16384
 """
 SETTINGS = "SELECT name, category FROM pg_settings WHERE name NOT LIKE '%.%'"
 
@@ -172,6 +131,9 @@ class Found:
     operators: dict[tuple[str, str, str], tuple[str, str, set[str]]] = field(default_factory=dict)
     casts: dict[tuple[str, str], tuple[str, str, str, str, set[str]]] = field(default_factory=dict)
     settings: dict[str, tuple[str, bool, set[str]]] = field(default_factory=dict)
+    relations: dict[tuple[str, str], tuple[str, frozenset[str], set[str]]] = field(default_factory=dict)
+    #: Extensions to take along.
+    wanted: frozenset[str] = frozenset()
 
     def add(self, function: Function) -> None:
         """Merge one function: the newest server wins, but the worst volatility and the most defaults stay."""
@@ -190,7 +152,7 @@ def read_server(found: Found, dsn: str, *, create_extensions: bool) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         major = str(conn.info.server_version // 10000)
         if create_extensions:
-            _create_extensions(conn)
+            _create_extensions(conn, found.wanted)
         for of, name, args, kind, vol, strict, returns, language, defaults, variadic, ext in conn.execute(
             FUNCTIONS
         ):
@@ -198,7 +160,7 @@ def read_server(found: Found, dsn: str, *, create_extensions: bool) -> None:
             function = Function(
                 of, name, args, kind, vol, strict, returns, language, defaults, variadic, versions
             )
-            if of in CORE or of in WANTED:
+            if of in CORE or of in found.wanted:
                 found.add(function)
         for name, left, right, function_name, args in conn.execute(OPERATORS):
             versions_seen = found.operators.get((name, left, right), ("", "", set()))[2]
@@ -214,12 +176,16 @@ def read_server(found: Found, dsn: str, *, create_extensions: bool) -> None:
                 bool(before and before[1]),
                 (before[2] if before else set()) | {major},
             )
+        for schema, name, kind, definition in conn.execute(RELATIONS):
+            mentioned, versions_of = found.relations.get((schema, name), ("", frozenset(), set()))[1:]
+            mentioned |= mentioned_in(definition) if definition else frozenset()
+            found.relations[schema, name] = (kind, mentioned, versions_of | {major})
         _mark_hidden_settings(found, conn)
 
 
-def _create_extensions(conn: psycopg.Connection[Any]) -> None:
+def _create_extensions(conn: psycopg.Connection[Any], wanted: frozenset[str]) -> None:
     available = {name for (name,) in conn.execute("SELECT name FROM pg_available_extensions")}
-    for name in sorted(available & set(WANTED)):
+    for name in sorted(available & wanted):
         conn.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS {} CASCADE").format(sql.Identifier(name)))
 
 
@@ -232,87 +198,6 @@ def _mark_hidden_settings(found: Found, conn: psycopg.Connection[Any]) -> None:
     for name in {name for name, _ in conn.execute(SETTINGS)} - visible:
         category, _, versions = found.settings[name]
         found.settings[name] = (category, True, versions)
-
-
-# --- an extension that is not installed: its script, read with PostgreSQL's own grammar --------------------
-
-ALIASES = {
-    "bool": "boolean",
-    "bpchar": "character",
-    "float4": "real",
-    "float8": "double precision",
-    "int": "integer",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "timestamp": "timestamp without time zone",
-    "timestamptz": "timestamp with time zone",
-    "varchar": "character varying",
-}
-
-
-def read_script(found: Found, extension: str, version: str, path: Path) -> None:
-    lines = (line for line in path.read_text().splitlines() if not line.startswith("\\"))
-    tree = postgast.parse("\n".join(lines).replace("@extschema@", "public"))
-    for statement in tree.stmts:
-        node = statement.stmt
-        if node.WhichOneof("node") == "create_function_stmt":
-            found.add(_from_create_function(extension, version, node.create_function_stmt))
-        elif node.define_stmt.kind == postgast.pg_query_pb2.OBJECT_AGGREGATE:
-            found.add(_from_aggregate(extension, version, node.define_stmt))
-
-
-def _parameters(nodes: Iterable[Any]) -> Iterator[tuple[str, bool, bool]]:
-    """Yield type, has a default, variadic, of each input parameter."""
-    modes = postgast.pg_query_pb2
-    for wrapped in nodes:
-        parameter = wrapped.function_parameter
-        if parameter.mode not in (modes.FUNC_PARAM_OUT, modes.FUNC_PARAM_TABLE):
-            yield (
-                _type_name(parameter.arg_type),
-                parameter.HasField("defexpr"),
-                parameter.mode == modes.FUNC_PARAM_VARIADIC,
-            )
-
-
-def _type_name(node: Any) -> str:
-    name = node.names[-1].string.sval
-    array = "[]" if len(node.array_bounds) else ""
-    return ALIASES.get(name, name) + array
-
-
-def _from_create_function(extension: str, version: str, node: Any) -> Function:
-    parameters = list(_parameters(node.parameters))
-    options = {o.def_elem.defname: o.def_elem.arg for o in node.options}
-    volatility = options["volatility"].string.sval[0] if "volatility" in options else "v"
-    return Function(
-        of=extension,
-        name=node.funcname[-1].string.sval,
-        args=",".join(p[0] for p in parameters),
-        volatility=volatility,
-        strict="strict" in options and options["strict"].boolean.boolval,
-        returns=("setof " if node.return_type.setof else "") + _type_name(node.return_type)
-        if node.HasField("return_type")
-        else "record",
-        language=options["language"].string.sval if "language" in options else "sql",
-        defaults=sum(p[1] for p in parameters),
-        variadic=any(p[2] for p in parameters),
-        versions=frozenset({version}),
-    )
-
-
-def _from_aggregate(extension: str, version: str, node: Any) -> Function:
-    # args is (list of parameters, number of direct arguments).
-    parameters = list(_parameters(node.args[0].list.items)) if node.args else []
-    return Function(
-        of=extension,
-        name=node.defnames[-1].string.sval,
-        args=",".join(p[0] for p in parameters),
-        kind="a",
-        volatility="i",
-        language="internal",
-        versions=frozenset({version}),
-    )
 
 
 # --- judging ----------------------------------------------------------------------------------------------
@@ -412,6 +297,11 @@ FUNCTION_HEAD = (
 
 def tables(found: Found, document: dict[str, Any]) -> dict[str, list[Sequence[str]]]:
     judged = [function_row(f, r) for f, r in judge(found, Rules(document))]
+    relations = judge_relations(
+        {key: (kind, mentioned) for key, (kind, mentioned, _) in found.relations.items()},
+        document["relation"],
+        [(row[1], row[11], row[13]) for row in judged if row[0] in CORE],
+    )
     settings = document["settings"]
     harmless = set(settings["harmless_categories"])
     named = set(settings["harmless_names"])
@@ -435,6 +325,10 @@ def tables(found: Found, document: dict[str, Any]) -> dict[str, list[Sequence[st
             ("source", "target", "method", "context", "function", "args", "versions"),
             *sorted((*key, m, c, f, a, versions_text(v)) for key, (m, c, f, a, v) in found.casts.items()),
         ],
+        "relations.tsv": [
+            ("schema", "name", "kind", "versions", "effect", "reason"),
+            *sorted((*k, v[0], versions_text(v[2]), *relations[k]) for k, v in found.relations.items()),
+        ],
         "settings.tsv": [("name", "effect", "category", "versions"), *sorted(setting_rows)],
     }
 
@@ -450,15 +344,17 @@ def main() -> int:
     parser.add_argument("--create-extensions", action="store_true", help="create what the servers offer")
     parser.add_argument("--check", action="store_true", help="only say whether the files are up to date")
     arguments = parser.parse_args()
-    found = Found()
+    document = tomllib.loads(RULES.read_text())
+    found = Found(wanted=frozenset(document["extensions"]))
     for dsn in arguments.dsn:
         read_server(found, dsn, create_extensions=arguments.create_extensions)
     for script in arguments.script:
         what, _, path = script.partition("=")
         extension, _, version = what.partition(":")
-        read_script(found, extension, version, Path(path))
+        for fields in functions_of(Path(path).read_text()):
+            found.add(Function(of=extension, versions=frozenset({version}), **fields))
     stale = []
-    for name, rows in tables(found, tomllib.loads(RULES.read_text())).items():
+    for name, rows in tables(found, document).items():
         text = "".join("\t".join(row) + "\n" for row in rows)
         path = TARGET / name
         if not path.exists() or path.read_text() != text:

@@ -12,6 +12,7 @@ from sqlguard.functions.classify import classify as classify
 from sqlguard.functions.classify import classify_cast as classify_cast
 from sqlguard.functions.classify import classify_extension as classify_extension
 from sqlguard.functions.classify import classify_operator as classify_operator
+from sqlguard.functions.classify import classify_relation as classify_relation
 from sqlguard.functions.classify import classify_sampling as classify_sampling
 from sqlguard.functions.classify import classify_setting as classify_setting
 from sqlguard.functions.classify import known as known

@@ -8,6 +8,8 @@ wall. The wall is statement_timeout and temp_file_limit; this only turns the obv
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 from sqlguard.functions import data
 from sqlguard.functions.classify import classify_setting
@@ -58,18 +60,19 @@ def series_rows(constants: Constants) -> int | None:
     """How many rows generate_series() with these arguments makes; None when unsure. A caller may multiply."""
     start, stop, *rest = constants
     step = rest[0] if rest else 1
-    if (
-        isinstance(start, int | Decimal)
-        and isinstance(stop, int | Decimal)
-        and isinstance(step, int | Decimal)
-    ):
-        if step == 0:
-            return 0
-        return max(0, int((stop - start) / step) + 1) if abs(stop - start) < 10**25 else None
+    numbers = [Fraction(n) for n in (start, stop, step) if isinstance(n, int | Decimal)]
+    if len(numbers) == 3:  # noqa: PLR2004  start, stop, step
+        return _steps(numbers[1] - numbers[0], numbers[2], Fraction())
     first, last, by = as_moment(start), as_moment(stop), as_interval(step)
-    if first is None or last is None or not by:
+    if first is None or last is None or by is None:
         return None
-    return max(0, int((last - first) / by) + 1)
+    return _steps(last - first, by, timedelta())
+
+
+def _steps(distance: Any, step: Any, nothing: Any) -> int:
+    """Count the ends and what lies between; a series that goes the other way, or nowhere, is empty."""
+    backwards = distance != nothing and (distance > nothing) is not (step > nothing)
+    return 0 if step == nothing or backwards else int(abs(distance) // abs(step)) + 1
 
 
 def _series(_: object, constants: Constants) -> bool:

@@ -1,5 +1,5 @@
 """
-Ask what a function, an operator, a cast or a setting does. Nothing is refused here: a rule decides.
+Ask what a function, operator, cast, setting or system view does. Nothing is refused here: a rule decides.
 
 The one idea: only what is in the reviewed lists is known; everything else is `unknown`, and unknown is a
 refusal. Names are the catalog's own, folded and unquoted already: `pg_sleep`, never `PG_SLEEP`.
@@ -94,6 +94,11 @@ def classify_setting(name: str) -> FunctionClass:
     if data.settings().get(lowered) is FunctionEffect.HARMLESS:
         return _HARMLESS
     return _INFRASTRUCTURE
+
+
+def classify_relation(name: str, *, schema: str = "pg_catalog") -> FunctionClass:
+    """Say what reading a system table or view shows: what its worst function does."""
+    return data.relations().get((schema, name), UNKNOWN)
 
 
 def classify_sampling(method: str) -> FunctionClass:

@@ -31,6 +31,10 @@ _SIZES = frozenset(
     }
 )
 NOMINAL_SIZE = 10_000
+# 300,000 years: more than a timestamp holds, less than a timedelta does.
+MAX_SECONDS = 1e13
+#: Numbers longer than this, on either side of the point, are not looked at.
+MAX_DIGITS = 40
 _VALUE_CLOCKS = frozenset(
     {
         pb.SVFOP_CURRENT_DATE,
@@ -99,10 +103,7 @@ def as_interval(value: object) -> timedelta | None:
         if seconds is None:
             return None
         total += seconds
-    try:
-        return timedelta(seconds=total)
-    except OverflowError:
-        return None
+    return timedelta(seconds=total) if abs(total) < MAX_SECONDS else None
 
 
 def _amount(word: str, rest: list[str]) -> float | None:
@@ -144,7 +145,10 @@ def _number(text: str) -> object:
     except ArithmeticError:
         # 0x…, 0o…, 0b… of more than 32 bits
         return int(text, 0) if text[:1] == "0" else NOT_CONSTANT
-    return int(value) if value == value.to_integral_value() and abs(value) < 10**30 else value
+    # Also keeps 1e999999999 from being written out.
+    if not value.is_finite() or abs(value.adjusted()) > MAX_DIGITS:
+        return NOT_CONSTANT
+    return int(value) if value == value.to_integral_value() else value
 
 
 def _cast(node: Any, parameters: Sequence[object]) -> object:

@@ -115,6 +115,14 @@ def casts() -> Mapping[str, Mapping[str, tuple[str, tuple[str, ...]] | None]]:
 
 
 @cache
+def relations() -> Mapping[tuple[str, str], FunctionClass]:
+    """Relations of pg_catalog and information_schema, by schema and name."""
+    return MappingProxyType(
+        {(row[0], row[1]): FunctionClass(FunctionEffect(row[4]), row[5]) for row in _rows("relations.tsv")}
+    )
+
+
+@cache
 def settings() -> Mapping[str, FunctionEffect]:
     """Settings of the server by name, in lower case: harmless or infrastructure."""
     return MappingProxyType({row[0].lower(): FunctionEffect(row[1]) for row in _rows("settings.tsv")})
