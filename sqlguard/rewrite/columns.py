@@ -1,9 +1,10 @@
 """
-References to columns and to whole rows: what agents must not see is kept from them, and what they mean is kept.
+References to columns and to whole rows: what agents must not see is kept from them, and what they mean is
+kept.
 
-A soft table has columns that its statement's author does not know of. So a bare `deleted_at` may suddenly mean
-another column than it did, or two: it is qualified with the one it meant. And a whole row would show them: it
-becomes a row of the visible columns, under the same name and with the same field names.
+A soft table has columns that its statement's author does not know of. So a bare `deleted_at` may suddenly
+mean another column than it did, or two: it is qualified with the one it meant. And a whole row would show
+them: it becomes a row of the visible columns, under the same name and with the same field names.
 """
 
 from typing import Any
@@ -78,7 +79,7 @@ def whole_row(scope: Scope, ref: Any) -> Item | None:
 
 
 def row_text(scope: Scope, item: Item) -> str:
-    """Return a sub-select that gives the row of *item* as the agent knows it, called what *item* is called."""
+    """Return a sub-select that gives the row of *item* as the agent knows it, under the same name."""
     name = item.name
     if name is None or name in item.visible or (item.nullable and not item.soft):
         raise Refused(
@@ -124,7 +125,7 @@ def row_star(work: Work, scope: Scope, indirection: Any) -> tuple[Item, int, int
 
 
 def takes_row(work: Work, scope: Scope, call: Any) -> bool:
-    """Say whether *call* is of a function made for the rows of the table that it is given, which then stay whole."""
+    """Say whether *call* is of a function made for the rows that it is given, which then stay whole."""
     names = [n.string.sval for n in call.funcname]
     catalog = work.tables.catalog
     known = catalog.functions_named(names[-2] if len(names) > 1 else None, names[-1])

@@ -1,10 +1,12 @@
 """
-ON CONFLICT: a unique constraint of a soft table has become a unique index on the live rows, which has to be named.
+ON CONFLICT: a unique constraint of a soft table has become a unique index on the live rows, which has to be
+named.
 
     ON CONFLICT (email)                        becomes  ON CONFLICT (email) WHERE deleted_at IS NULL
     ON CONFLICT ON CONSTRAINT users_email_key  becomes  ON CONFLICT (email) WHERE deleted_at IS NULL
 
-A primary key stays as it is; a deleted row that holds the key is found by PostgreSQL when the statement runs.
+A primary key stays as it is; a deleted row that holds the key is found by PostgreSQL when the statement
+runs.
 """
 
 from typing import Any
@@ -41,7 +43,7 @@ def of_live_rows(unique: Unique) -> bool:
 
 
 def replaces(unique: Unique, name: str, table: Table) -> bool:
-    """Say whether *unique* is what became of the constraint *name*: by its name, or by the one PostgreSQL gives."""
+    """Say whether *unique* is what became of the constraint *name*, by its name or a default one."""
     given = "_".join((table.name, *(c or "expr" for c in unique.columns), "key"))
     return name == unique.name or (len(given) <= _LONGEST and name == given)
 

@@ -69,7 +69,7 @@ def live(delete: Any, target: Table) -> str:
 
 
 def target_name(delete: Any, target: Table) -> str:
-    """Return how the target's columns are qualified: by the alias, or by schema and name where it has none."""
+    """Return how the target's columns are qualified: by its alias, or by schema and name."""
     relation = delete.relation
     if relation.HasField("alias"):
         return quote(relation.alias.aliasname)

@@ -169,7 +169,7 @@ def nothing_deleted(work: Work, node: Any) -> None:
 
 
 def _positions(work: Work, node: Any, table: Table, item: Item, gives: Columns) -> list[str]:
-    """Return the columns that an INSERT without a list of columns fills, and write the list where it has to be."""
+    """Return the columns that an INSERT without a list fills, and write the list where it has to be."""
     if not gives.complete:
         raise Refused(
             f"how many columns of `{table.name}` this fills can't be told",

@@ -23,7 +23,7 @@ class Spliced:
 
 
 class Edits:
-    """What is to be changed in a text; insertions at one place keep the order in which they were asked for."""
+    """What is to be changed in a text; insertions at one place keep the order they were asked for in."""
 
     def __init__(self) -> None:
         self._edits: list[tuple[int, int, int, str]] = []

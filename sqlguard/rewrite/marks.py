@@ -4,7 +4,7 @@ What marks a row as deleted: the one place where these words are written, for th
 
 from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 
-#: `statement_timestamp()` and nothing else: the row-level policies let a statement see the rows it marked itself.
+#: `statement_timestamp()` and nothing else: the row policies let a statement see the rows that it marked.
 NOW = "pg_catalog.statement_timestamp()"
 AGENT = "(SELECT sqlguard.agent())"
 ASSIGNMENTS = f"{DELETED_AT} = {NOW}, {DELETED_BY_AGENT} = {AGENT}"

@@ -18,20 +18,20 @@ class SoftTables:
     session: Session
 
     def resolve(self, relation: Any) -> Table | None:
-        """Return the catalog's table that a RangeVar means (CTEs left aside), None for a temporary or unknown one."""
+        """Return the table that a RangeVar means (CTEs left aside), None for a temporary or unknown one."""
         schema = relation.schemaname or None
         if schema == "pg_temp" or (schema is None and relation.relname in self.session.temporary):
             return None
         return self.catalog.table(schema, relation.relname, self.session.search_path)
 
     def temporary(self, relation: Any) -> tuple[str, ...] | None:
-        """Return the columns of the session's temporary table that a RangeVar means, None if it means none."""
+        """Return the columns of the session's temporary table that a RangeVar means, None without one."""
         if relation.schemaname in ("", "pg_temp"):
             return self.session.temporary.get(relation.relname)
         return None
 
     def hidden(self, table: Table | None) -> tuple[str, ...]:
-        """Return the bookkeeping columns of *table*, which it may have inherited; empty when it is not soft."""
+        """Return the bookkeeping columns of *table*, perhaps inherited; empty when it is not soft."""
         guarded = self.catalog.soft.get(table.oid) if table is not None else None
         return guarded.guard.bookkeeping if guarded is not None and guarded.guard is not None else ()
 

@@ -65,7 +65,7 @@ def _write_down(work: Work, join: Any, common: tuple[str, ...]) -> None:
 
 
 def _place(source: Source, join: Any) -> int:
-    """Return the index of the word NATURAL, which stands between the last place of one arm and the first of the other."""
+    """Return the index of the word NATURAL, which stands between the places of one arm and of the other."""
     low, high = max(places(join.larg), default=-1), min(places(join.rarg), default=-1)
     found = [
         i

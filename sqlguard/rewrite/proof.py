@@ -1,14 +1,14 @@
 """
 The proof that a rewritten text is the statement that was sent, but for what was meant to change.
 
-It knows nothing of how the text was made. It parses the new text and walks both trees together: every field has to
-be equal, places in the text aside, except where the old node and the new one stand for a change that is allowed;
-each allowed change is taken back on the tree before the comparison goes on. Whatever else differs is a fault of
-ours, and the statement is not run.
+It knows nothing of how the text was made. It parses the new text and walks both trees together: every field
+has to be equal, places in the text aside, except where the old node and the new one stand for a change that
+is allowed; each allowed change is taken back on the tree before the comparison goes on. Whatever else
+differs is a fault of ours, and the statement is not run.
 
-Allowed are: DELETE on a soft table as the UPDATE that marks, in MERGE too; a star as the columns that an agent sees;
-a whole row as a row of them; a bare name qualified, NATURAL written out, columns listed after INSERT INTO t and
-COPY t; and the index on the live rows named in ON CONFLICT.
+Allowed are: DELETE on a soft table as the UPDATE that marks, in MERGE too; a star as the columns that an
+agent sees; a whole row as a row of them; a bare name qualified, NATURAL written out, columns listed after
+INSERT INTO t and COPY t; and the index on the live rows named in ON CONFLICT.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 
 from postgast import pg_query_pb2 as pg
 
-from sqlguard.catalog import Catalog
+from sqlguard.catalog import Catalog, Table
 from sqlguard.errors import NotUnderstood
 from sqlguard.rewrite import conflict, marks
 from sqlguard.rewrite.names import SoftTables
@@ -42,7 +42,7 @@ _MARKS = parse(marks.UPDATE).update_stmt.target_list
 
 
 def prove(original: Any, text: str, catalog: Catalog, session: Session) -> None:
-    """Raise unless *text* is the statement *original* (a libpg_query node) with nothing but soft deletion done."""
+    """Raise unless *text* is the statement *original*, a node, but for what was meant to change."""
     tables = SoftTables(catalog, session)
     if not _Proof(tables, Sight.of(original, tables)).same(original, parse(text)):
         raise NotUnderstood(
@@ -173,12 +173,14 @@ class _Proof:
         before, after = old.on_conflict_clause, new.on_conflict_clause
         if not self._same_fields(before, after, frozenset({"infer"})):
             return False
-        was, became = before.infer, after.infer
-        if self._same_fields(was, became):
+        if self._same_fields(before.infer, after.infer):
             return True
         table = self.tables.resolve(old.relation)
-        if table is None or not self._is_soft(old.relation):
-            return False
+        soft = table is not None and self.tables.is_soft(table)
+        return table is not None and soft and self._same_inference(before.infer, after.infer, table)
+
+    def _same_inference(self, was: Any, became: Any, table: Table) -> bool:
+        """Take the index on the live rows back to the constraint that it stands for."""
         if was.conname:
             columns = [e.index_elem.name for e in became.index_elems]
             gone = any(
@@ -223,7 +225,7 @@ class _Proof:
         )
 
     def _same_columns(self, old: Sequence[Any], new: Sequence[Any]) -> bool:
-        """Compare two lists of columns, in the old one of which a star may stand for several of the new one."""
+        """Compare two lists of columns; a star of the old one may stand for several of the new one."""
         reach = {0}
         for entry in old:
             further = {i + 1 for i in reach if i < len(new) and self.same(entry, new[i])}

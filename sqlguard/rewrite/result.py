@@ -9,7 +9,7 @@ from sqlguard.rewrite.edits import Copied
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`tag` is the verb of the command tag that the client must see; `writes_soft` the oids of tables marked in."""
+    """`tag` is the command tag's verb for the client, `writes_soft` the oids of the tables marked in."""
 
     text: str
     changed: bool = False
@@ -18,7 +18,7 @@ class Rewritten:
     copied: tuple[Copied, ...] = ()
 
     def position(self, p: int) -> int | None:
-        """Return the 1-based character of the original text for character *p* of the new one, None if it is ours."""
+        """Return which character of the original *p* of the new text is, from 1; None if it is ours."""
         if not self.changed:
             return p
         for run in self.copied:

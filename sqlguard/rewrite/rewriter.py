@@ -1,8 +1,8 @@
 """
 One statement in, the text to run out.
 
-Most statements touch no soft table: they are told by their text alone and returned as they came. The others are
-parsed, walked (`walk`), spliced (`edits`) and proved (`proof`).
+Most statements touch no soft table: they are told by their text alone and returned as they came. The others
+are parsed, walked (`walk`), spliced (`edits`) and proved (`proof`).
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def rewrite(text: str, catalog: Catalog, session: Session, tree: Any = None) -> 
     """
     Return what is to be run for *text*, one statement; raise Refused where that can't be exact.
 
-    *tree* is the libpg_query node that was judged, wherever its places count from; the result is proved against it.
+    *tree* is the libpg_query node that was judged, wherever its places count from; the proof compares with it.
     """
     tables = SoftTables(catalog, session)
     if not tables.may_concern(text):

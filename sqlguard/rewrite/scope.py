@@ -1,9 +1,9 @@
 """
 What a name can mean at one place of a statement: the FROM items that are in sight there, level by level.
 
-It follows PostgreSQL's name spaces (parse_relation.c): a column is looked for in every level from the inside out,
-and only then is a bare name a whole row; an unnamed join merges its USING columns and leaves its arms' names in
-sight; a named join hides them.
+It follows PostgreSQL's name spaces (parse_relation.c): a column is looked for in every level from the inside
+out, and only then is a bare name a whole row; an unnamed join merges its USING columns and leaves its arms'
+names in sight; a named join hides them.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of a query's result; `complete` is False where a `*` stands for columns that can't be known."""
+    """The names of a query's result; not `complete` where a `*` stands for columns that can't be known."""
 
     names: tuple[str, ...] = ()
     complete: bool = True

@@ -1,8 +1,9 @@
 """
-What an agent may see, as the proof asks it of a statement's tree: names that hide columns, and shapes that show none.
+What an agent may see, as the proof asks it of a statement's tree: names that hide columns, and shapes that
+show none.
 
-This is the proof's own reading of the statement, coarser than the one that `scope` makes: it knows which tables are
-named anywhere in it and takes every reference by that name to mean any of them.
+This is the proof's own reading of the statement, coarser than the one that `scope` makes: it knows which
+tables are named anywhere in it and takes every reference by that name to mean any of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ def unwrap(node: Any) -> tuple[str | None, Any]:
 
 
 def names_of(node: Any) -> list[str]:
-    """Return the names of a column reference, `*` at its end as a name; of `(row).*` too; none of anything else."""
+    """Return the names of a column reference or `(row).*`, the star as a name; none of anything else."""
     if node.DESCRIPTOR.name == "Node":
         kind, value = unwrap(node)
         if kind == "a_indirection":
@@ -51,12 +52,12 @@ def messages(node: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Sight:
-    """`hidden`: name of a FROM item -> columns it may hide; `rows`: the visible columns of each soft table."""
+    """`hidden`: name of a FROM item -> columns it may hide; `rows`: the same -> columns that it shows."""
 
     tables: SoftTables
     hidden: dict[str, set[str]]
     rows: dict[str, set[tuple[str, ...]]]
-    #: Columns are merged or renamed somewhere, so a star may give another order or other names than a table's.
+    #: Columns are merged or renamed somewhere: a star may give another order and names than a table's.
     loose: bool
 
     @classmethod

@@ -1,9 +1,9 @@
 """
 A statement's text as bytes and tokens: where a clause begins and where it ends.
 
-The tree says what a text means but hardly ever where a clause stands; the tokens say where but not what. So every
-place is found from a location that the tree gives and from there by counting parentheses. All offsets are byte
-offsets in UTF-8, which is what libpg_query speaks.
+The tree says what a text means but hardly ever where a clause stands; the tokens say where but not what. So
+every place is found from a location that the tree gives and from there by counting parentheses. All offsets
+are byte offsets in UTF-8, which is what libpg_query speaks.
 """
 
 from bisect import bisect_left
@@ -80,7 +80,7 @@ class Source:
         return index
 
     def level(self, start: int) -> Iterator[int]:
-        """Yield the indices from *start* on that are not inside parentheses opened after it, to the end of them."""
+        """Yield the indices from *start* on outside of parentheses opened after it, to the end of its own."""
         depth = 0
         for index in range(start, len(self.tokens)):
             kind = self.tokens[index].kind
@@ -94,7 +94,7 @@ class Source:
                 depth += 1
 
     def find(self, start: int, kinds: Collection[int]) -> int | None:
-        """Return the first token of *kinds* at the level of *start*; `a.where` and `AS where` are names, not clauses."""
+        """Return the first token of *kinds* at the level of *start*; `a.where` and `AS where` are names."""
         for index in self.level(start):
             if self.tokens[index].kind in kinds and not self.is_name(index):
                 return index

@@ -13,7 +13,7 @@ from sqlguard.rewrite.work import Work
 
 def star(work: Work, scope: Scope, node: Any, outer: int = -1) -> Columns | None:
     """
-    Deal with *node* if it is a star in a list of columns and return what it gives; None if it is something else.
+    Deal with *node* if it is a star in a list of columns and return what it gives, None if it is none.
 
     *outer* is where the list's entry begins: before the node if it stands in parentheses of its own.
     """

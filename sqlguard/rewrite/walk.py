@@ -1,8 +1,9 @@
 """
-The walk over one statement: it reads FROM before it looks at expressions, and edits where a soft table shows.
+The walk over one statement: it reads FROM before it looks at expressions, and edits where a soft table
+shows.
 
-Each visit returns the columns that a query gives, as the agent knows them, so that the level above knows what it
-has in FROM. CTEs are a mapping that is passed down; a Scope is made for each level of FROM.
+Each visit returns the columns that a query gives, as the agent knows them, so that the level above knows
+what it has in FROM. CTEs are a mapping that is passed down; a Scope is made for each level of FROM.
 """
 
 from collections.abc import Iterable
@@ -117,7 +118,7 @@ def _ends(work: Work, node: Any, scope: Scope, ctes: Ctes, gives: Columns) -> No
 
 
 def _is_output(node: Any, gives: Columns) -> bool:
-    fields = node.column_ref.fields if node.WhichOneof("node") == "column_ref" else ()
+    fields = list(node.column_ref.fields) if node.WhichOneof("node") == "column_ref" else []
     return len(fields) == 1 and fields[0].string.sval in gives.names
 
 
