@@ -18,11 +18,11 @@ from sqlguard.rewrite.work import Work
 from sqlguard.statement.model import Session
 
 
-def rewrite(text: str, catalog: Catalog, session: Session, tree: Any = None) -> Rewritten:
+def rewrite(text: str, tree: Any, catalog: Catalog, session: Session) -> Rewritten:
     """
     Return what is to be run for *text*, one statement; raise Refused where that can't be exact.
 
-    *tree* is the libpg_query node that was judged, wherever its places count from; the proof compares with it.
+    *tree* is the libpg_query node that was judged, wherever its places count from; the proof is against it.
     """
     tables = SoftTables(catalog, session)
     if not tables.may_concern(text):
