@@ -43,6 +43,7 @@ _ACTIONS = sql.SQL("""
            a.idempotency_key, a.reason, a.confidence, a.step, a.kind, a.tier, a.verdict, a.sqlstate, a.rules,
            a.tables, a.statement, a.executed, a.params, a.compensation, a.via, a.backend_pid,
            CASE WHEN e.kind = 'reconciled' THEN coalesce(e.detail ->> 'outcome', 'reconciled')
+                WHEN e.kind = 'undone' AND e.detail ? 'redo' THEN 'committed'
                 WHEN e.kind IS NOT NULL AND e.kind <> 'started' THEN e.kind
                 WHEN a.verdict NOT IN ('allow', 'rewrite') THEN 'refused'
                 WHEN c.sets > 0 THEN 'committed'

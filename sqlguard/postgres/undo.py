@@ -1,0 +1,398 @@
+"""
+Undo: take back what an agent did, newest first, in one transaction; or show what that would do.
+
+How a restored row stays exactly as it was: triggers of other people that would act on it are switched off
+for the time of the undo (`ALTER TABLE … DISABLE TRIGGER`, which the owner may do; it makes other writers of
+that table wait until the undo has committed). What those triggers did when the agent wrote is in the journal
+and is taken back like everything else. Tables without such triggers are not locked.
+
+A preview is the same run, rolled back. A conflict (a row that somebody changed since, a value that is taken,
+a parent that is gone) is never overwritten unless the operator says `force`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from sqlguard.errors import Refused, UndoConflict
+from sqlguard.postgres.undo_plan import (
+    ChangeSet,
+    Reference,
+    Scope,
+    ordered,
+    read_actions,
+    read_references,
+    read_sets,
+)
+from sqlguard.postgres.undo_report import Conflict, Difference, TableCount, UndoReport
+from sqlguard.postgres.undo_steps import Mode, Shape, Steps, Work
+from sqlguard.postgres.undo_table import ROW, Target, read_target
+
+Progress = Callable[[int, int], None]
+ON_CONFLICT = ("stop", "skip", "force")
+#: What a report lists one by one; the counts are always complete.
+_LISTED = 1000
+#: The two halves of the advisory lock: the bytes of "sqlg", then 2 for undo.
+_LOCK = (0x73716C67, 2)
+# The settings under which the capture triggers write texts, so that they are read back as they were written.
+_SETTINGS = {
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "row_security": "off",
+}
+# Errors that mean a collision; the undo is then run again with every collision looked for beforehand.
+_COLLISIONS = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.ForeignKeyViolation,
+    psycopg.errors.RestrictViolation,
+    psycopg.errors.ExclusionViolation,
+)
+
+
+def undo(  # noqa: PLR0913 (the scope has several forms)
+    conn: psycopg.Connection[Any],
+    *,
+    task: str | None = None,
+    action: int | None = None,
+    since: datetime | None = None,
+    agent: str | None = None,
+    undo_id: int | None = None,
+    preview: bool = False,
+    on_conflict: str = "stop",
+    progress: Progress | None = None,
+) -> UndoReport:
+    """
+    Undo a task, an action, everything *since* a time, or an earlier undo (which is a redo).
+
+    *conn* must be the operator's: a member of the owner of the tables and of the schema `sqlguard`.
+    Safe to repeat. With `stop` (the default) any conflict leaves everything as it is. *progress* is called
+    with rows done and rows in all.
+    """
+    if on_conflict not in ON_CONFLICT:
+        raise ValueError(f"on_conflict is one of {', '.join(ON_CONFLICT)}")
+    scope = Scope(task=task, action=action, undo=undo_id, since=since, agent=agent)
+    if scope == Scope():
+        raise Refused("nothing was named to undo", hint="give a task, an action, a time or an earlier undo")
+    run = _Run(conn, scope, preview=preview, on_conflict=on_conflict, progress=progress)
+    try:
+        return run.attempt(careful=False)
+    except _COLLISIONS:
+        try:
+            return run.attempt(careful=True)
+        except _COLLISIONS as fault:
+            raise UndoConflict(
+                f"the undo is not possible: {fault.diag.message_primary}", detail=fault.diag.message_detail
+            ) from None
+
+
+@dataclass
+class _Run:
+    """One undo; an attempt is a transaction of its own."""
+
+    conn: psycopg.Connection[Any]
+    scope: Scope
+    preview: bool
+    on_conflict: str
+    progress: Progress | None
+    _tables: dict[int, Target | None] = field(default_factory=dict)
+    _types: list[sql.Composable] = field(default_factory=list)
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    _differences: list[Difference] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
+
+    def attempt(self, *, careful: bool) -> UndoReport:
+        for kept in (self._tables, self._types, self._counts, self._differences, self._notes):
+            kept.clear()
+        with self.conn.transaction() as transaction:
+            report = self._undo(careful=careful)
+            if self.preview or report.stopped:
+                raise psycopg.Rollback(transaction)
+        return report
+
+    def _undo(self, *, careful: bool) -> UndoReport:
+        self.conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", _LOCK)
+        sets, any_at_all = read_sets(self.conn, self.scope)
+        scope = self.scope.as_dict()
+        if not sets:
+            return UndoReport(scope, preview=self.preview, already_undone=any_at_all)
+        path = self._prepare()
+        references = read_references(self.conn)
+        self._read_tables(sets)
+        works = self._works(sets, references, path)
+        own = self.conn.execute(
+            "INSERT INTO pg_temp.sqlguard_conflict VALUES (0, 0, '') RETURNING xmin::text"
+        ).fetchone()
+        assert own is not None  # noqa: S101 (RETURNING of one row)
+        steps = Steps(self.conn, Mode(own[0], force=self.on_conflict == "force", careful=careful))
+        undo_id = self._next("sqlguard.undo_id_seq")
+        self._quiet(on=False)
+        self._all(steps, works, undo_id, total=sum(s.rows for s in sets))
+        self.conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        self._quiet(on=True)
+        return self._finish(undo_id, sets)
+
+    # Before ----
+
+    def _prepare(self) -> str:
+        """Pin the settings, make the table of conflicts; return the session's own search_path."""
+        for name, value in _SETTINGS.items():
+            self.conn.execute("SELECT set_config(%s, %s, true)", [name, value])
+        self.conn.execute(
+            "CREATE TEMP TABLE sqlguard_conflict (change_set_id bigint, row_change_id bigint, reason text,"
+            " PRIMARY KEY (change_set_id, row_change_id)) ON COMMIT DROP"
+        )
+        row = self.conn.execute(
+            "SELECT current_setting('search_path'), set_config('search_path', 'pg_catalog', true)"
+        ).fetchone()
+        assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
+        return str(row[0])
+
+    def _read_tables(self, sets: Sequence[ChangeSet]) -> None:
+        for one in sets:
+            if one.relid not in self._tables:
+                self._tables[one.relid] = read_target(self.conn, one.relid, one.schema, one.name)
+
+    def _works(self, sets: Sequence[ChangeSet], references: Sequence[Reference], path: str) -> list[Work]:
+        shapes = {
+            (relid, shape): self._shape(target, shape)
+            for relid, shape in {(s.relid, s.shape_id) for s in sets}
+            if (target := self._tables[relid]) is not None
+        }
+        foreign = {relid: self._foreign(relid, sets) for relid in {s.relid for s in sets}}
+        # Functions in checks and domains may count on it, and type names are read by now.
+        self.conn.execute("SELECT set_config('search_path', %s, true)", [path])
+        works = []
+        for one in ordered(sets, references):
+            target = self._tables[one.relid]
+            if target is None:
+                self._impossible(one, "the table is gone")
+                continue
+            missing = [k for k in one.key_columns or [] if k not in target.by_name]
+            if missing or not one.key_columns:
+                self._impossible(one, "the table has no key by which its rows could be found")
+                continue
+            new = self._next("sqlguard.change_set_id_seq")
+            works.append(Work(one, target, shapes[one.relid, one.shape_id], new, foreign[one.relid]))
+        return works
+
+    def _shape(self, target: Target, shape_id: int) -> Shape:
+        """Return how images of that shape are read; a table that changed since needs a type of its own."""
+        row = self.conn.execute(
+            "SELECT columns, types FROM sqlguard.shape WHERE id = %s", [shape_id]
+        ).fetchone()
+        if row is None:
+            raise UndoConflict(f"the journal does not say how images of `{target.label}` are read")
+        columns, types = row
+        now = [(c.name, c.type) for c in target.columns]
+        if now == list(zip(columns, types, strict=True)):
+            return Shape(target.ident, tuple(columns), exact=True)
+        there = {c.name for c in target.columns}
+        lost = [c for c in columns if c not in there]
+        added = [c for c in target.by_name if c not in columns]
+        if lost:
+            self._notes.append(
+                f"`{target.label}` has no column {', '.join(lost)} any more: its values stay lost"
+            )
+        if added:
+            self._notes.append(
+                f"`{target.label}` has a new column {', '.join(added)}: it keeps its value or default"
+            )
+        name = sql.Identifier("pg_temp", f"sqlguard_shape_{len(self._types)}")
+        attributes = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(c), sql.SQL(t))
+            for c, t in zip(columns, types, strict=True)
+        )
+        self.conn.execute(sql.SQL("CREATE TYPE {} AS ({})").format(name, attributes))
+        self._types.append(name)
+        return Shape(name, tuple(columns), exact=False)
+
+    def _foreign(self, relid: int, sets: Sequence[ChangeSet]) -> tuple[int, ...]:
+        """Return newer sets on the table that are not in the scope and are still in effect."""
+        own = [s.id for s in sets if s.relid == relid]
+        rows = self.conn.execute(
+            "SELECT c.id FROM sqlguard.change_set c WHERE c.relid = %s AND c.id > %s AND c.id <> ALL (%s)"
+            " AND c.undo_id IS NULL"
+            " AND NOT EXISTS (SELECT FROM sqlguard.undone u WHERE u.change_set_id = c.id)",
+            [relid, min(own), own],
+        )
+        return tuple(r[0] for r in rows)
+
+    def _impossible(self, one: ChangeSet, reason: str) -> None:
+        self.conn.execute(
+            "INSERT INTO pg_temp.sqlguard_conflict SELECT r.change_set_id, r.id, %s"
+            " FROM sqlguard.row_change r WHERE r.change_set_id = %s ON CONFLICT DO NOTHING",
+            [reason, one.id],
+        )
+
+    def _quiet(self, *, on: bool) -> None:
+        """Switch triggers of other people and forced row-level security off, or back to what they were."""
+        for target in self._tables.values():
+            if target is None:
+                continue
+            for name, state in target.triggers:
+                word = {"O": "ENABLE", "A": "ENABLE ALWAYS"}[state] if on else "DISABLE"
+                self.conn.execute(
+                    sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
+                        target.ident, sql.SQL(word), sql.Identifier(name)
+                    )
+                )
+            if target.forced:
+                self.conn.execute(
+                    sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(
+                        target.ident, sql.SQL("FORCE" if on else "NO FORCE")
+                    )
+                )
+
+    # The work ----
+
+    def _all(self, steps: Steps, works: Sequence[Work], undo_id: int, *, total: int) -> None:
+        done = 0
+        for work in works:
+            op, rows = steps.reverse(work)
+            if rows:
+                self._counts[work.change.table, op] = self._counts.get((work.change.table, op), 0) + rows
+                self._record(work, op, rows, undo_id)
+                if self.preview and len(self._differences) < _LISTED:
+                    self._differences += self._look(work, op)
+            done += work.change.rows
+            if self.progress is not None:
+                self.progress(done, total)
+
+    def _record(self, work: Work, op: str, rows: int, undo_id: int) -> None:
+        """Write the undo's own change set, last: its number of rows is known by now."""
+        self.conn.execute(
+            "INSERT INTO sqlguard.change_set (id, relid, schema_name, table_name, op, rows, key_columns,"
+            " shape_id, undo_id, reverts) OVERRIDING SYSTEM VALUE"
+            " SELECT %(new)s, c.relid, c.schema_name, c.table_name, %(op)s, %(rows)s, c.key_columns,"
+            " %(shape)s, %(undo)s, c.id FROM sqlguard.change_set c WHERE c.id = %(old)s",
+            {
+                "new": work.new,
+                "op": "update" if op == "restore" else op,
+                "rows": rows,
+                "shape": self._shape_now(work.target, work.change.shape_id, exact=work.shape.exact),
+                "undo": undo_id,
+                "old": work.change.id,
+            },
+        )
+
+    def _shape_now(self, target: Target, shape_id: int, *, exact: bool) -> int:
+        if exact:
+            return shape_id
+        row = self.conn.execute("SELECT sqlguard.shape_id(%s)", [target.oid]).fetchone()
+        assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
+        return int(row[0])
+
+    def _look(self, work: Work, op: str) -> list[Difference]:
+        """Return rows as they were before this step and as they are after it."""
+        moved = sql.SQL("coalesce(r.new_key, r.key)")
+        query = sql.SQL("""
+            SELECT r.key, to_jsonb(r.before::{type}) AS current,
+                   (SELECT to_jsonb({row}.*) FROM {table} AS {row} WHERE {matches}) AS wanted
+            FROM sqlguard.row_change r WHERE r.change_set_id = {new} LIMIT {limit}
+        """).format(
+            type=work.target.ident,
+            row=ROW,
+            table=work.target.ident,
+            matches=work.target.matches(work.keys, moved),
+            new=sql.Literal(work.new),
+            limit=sql.Literal(_LISTED - len(self._differences)),
+        )
+        return [
+            Difference(work.change.table, dict(zip(work.keys, key, strict=True)), op, current, wanted)
+            for key, current, wanted in self.conn.execute(query)
+        ]
+
+    # After ----
+
+    def _finish(self, undo_id: int, sets: Sequence[ChangeSet]) -> UndoReport:
+        for name in self._types:
+            self.conn.execute(sql.SQL("DROP TYPE {}").format(name))
+        count, conflicts = self._conflicts(sets)
+        stopped = count > 0 and self.on_conflict == "stop"
+        tables = tuple(TableCount(t, op, n) for (t, op), n in sorted(self._counts.items()))
+        report = UndoReport(
+            scope=self.scope.as_dict(),
+            undo=None if self.preview or stopped else undo_id,
+            preview=self.preview,
+            stopped=stopped,
+            tables=() if stopped and not self.preview else tables,
+            conflicts=conflicts,
+            conflict_count=count,
+            differences=tuple(self._differences),
+            notes=tuple(self._notes),
+        )
+        if not (self.preview or stopped):
+            self._write(undo_id, sets, report)
+        return report
+
+    def _write(self, undo_id: int, sets: Sequence[ChangeSet], report: UndoReport) -> None:
+        kept = {k: v for k, v in report.as_dict().items() if k not in ("conflicts", "differences")}
+        self.conn.execute(
+            "INSERT INTO sqlguard.undo (id, scope, report) OVERRIDING SYSTEM VALUE VALUES (%s, %s, %s)",
+            [undo_id, Jsonb(self.scope.as_dict()), Jsonb(kept)],
+        )
+        self.conn.execute(
+            "INSERT INTO sqlguard.undone (change_set_id, undo_id) SELECT unnest(%s::bigint[]), %s",
+            [[s.id for s in sets], undo_id],
+        )
+        self.conn.execute(
+            "INSERT INTO sqlguard.undo_skipped (undo_id, change_set_id, row_change_id, reason)"
+            " SELECT %s, change_set_id, row_change_id, reason FROM pg_temp.sqlguard_conflict"
+            " WHERE change_set_id > 0",
+            [undo_id],
+        )
+        detail = {"undo": undo_id} | ({} if self.scope.undo is None else {"redo": True})
+        for action in read_actions(self.conn, sets):
+            self.conn.execute("SELECT sqlguard.record_event(%s, 'undone', %s)", [action, Jsonb(detail)])
+
+    def _conflicts(self, sets: Sequence[ChangeSet]) -> tuple[int, tuple[Conflict, ...]]:
+        with self.conn.cursor(row_factory=dict_row) as cursor:
+            rows = cursor.execute(
+                "SELECT x.change_set_id, x.reason, coalesce(r.new_key, r.key) AS key, r.before, r.id,"
+                " count(*) OVER () AS n"
+                " FROM pg_temp.sqlguard_conflict x"
+                " JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id"
+                " ORDER BY x.change_set_id DESC, x.row_change_id LIMIT %s",
+                [_LISTED],
+            ).fetchall()
+        by_id = {s.id: s for s in sets}
+        return (rows[0]["n"] if rows else 0), tuple(
+            self._conflict(by_id[r["change_set_id"]], r) for r in rows
+        )
+
+    def _conflict(self, one: ChangeSet, row: dict[str, Any]) -> Conflict:
+        names = one.key_columns or []
+        key = dict(zip(names, row["key"] or [], strict=False))
+        target = self._tables[one.relid]
+        current = wanted = None
+        if target is not None and names and all(n in target.by_name for n in names):
+            query = sql.SQL("SELECT to_jsonb({row}.*) FROM {table} AS {row} WHERE {matches}").format(
+                row=ROW,
+                table=target.ident,
+                matches=target.matches(names, sql.SQL("{}::text[]").format(sql.Literal(row["key"]))),
+            )
+            found = self.conn.execute(query).fetchone()
+            current = found[0] if found else None
+            wanted = self._wanted(target, row)
+        return Conflict(one.table, key, row["reason"], current, wanted, one.id)
+
+    def _wanted(self, target: Target, row: dict[str, Any]) -> dict[str, Any] | None:
+        if row["before"] is None or self._types:
+            return None
+        query = sql.SQL("SELECT to_jsonb(%s::text::{})").format(target.ident)
+        found = self.conn.execute(query, [row["before"]]).fetchone()
+        return found[0] if found else None
+
+    def _next(self, sequence: str) -> int:
+        row = self.conn.execute("SELECT nextval(%s::text::regclass)", [sequence]).fetchone()
+        assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
+        return int(row[0])
