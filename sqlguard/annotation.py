@@ -8,6 +8,7 @@ sqlcommenter: https://google.github.io/sqlcommenter/spec/ (keys and values are U
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import unquote
 
 import postgast
@@ -27,8 +28,7 @@ class Annotation:
 
     def merged(self, over: "Annotation") -> "Annotation":
         """Return this annotation with every field that *over* has set taken from it."""
-        changes = {name: value for name in FIELDS if (value := getattr(over, name)) is not None}
-        return replace(self, **changes)
+        return Annotation(*(b if (b := getattr(over, n)) is not None else getattr(self, n) for n in FIELDS))
 
 
 EMPTY = Annotation()
@@ -49,7 +49,8 @@ def with_field(annotation: Annotation, name: str, value: str | None) -> Annotati
         return annotation
     if name == "confidence":
         return replace(annotation, confidence=confidence(value) if value else None)
-    return replace(annotation, **{name: value or None})
+    given: Any = {name: value or None}
+    return replace(annotation, **given)
 
 
 def read(text: str) -> Annotation:

@@ -29,6 +29,7 @@ from sqlguard.postgres import control, journal, tasks, undo
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect as connect_to
 from sqlguard.postgres.executor import Executor, Params, number_placeholders
+from sqlguard.postgres.undo_report import UndoReport
 from sqlguard.statement.model import Kind, Session
 
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
@@ -93,7 +94,7 @@ class GuardedConnection:
         """Run *sql*, report the rows it would change, table by table, and roll it back."""
         return self.execute(sql, params, dry_run=True, **said)
 
-    def undo(self, *, action: int | None = None, preview: bool = False) -> "undo.UndoReport":
+    def undo(self, *, action: int | None = None, preview: bool = False) -> UndoReport:
         """
         Undo this task's work, or one action of it.
 
@@ -165,15 +166,19 @@ def connect(dsn: str, *, task: str | None = None) -> GuardedConnection:
     """
     ledger = connect_to(dsn)
     try:
-        if ledger.pgconn.parameter_status(PROXY_PARAMETER):
-            raise NotConfigured(
-                "this DSN goes through the proxy, which guards it already",
-                hint="use it with psycopg as it is, or give `direct_dsn` here",
-            )
+        _not_through_the_proxy(ledger)
         return _as_task(ledger, dsn) if control.current_login(ledger) else _as_operator(ledger, dsn, task)
     except BaseException:
         ledger.close()
         raise
+
+
+def _not_through_the_proxy(ledger: psycopg.Connection[Any]) -> None:
+    if ledger.pgconn.parameter_status(PROXY_PARAMETER):
+        raise NotConfigured(
+            "this DSN goes through the proxy, which guards it already",
+            hint="use it with psycopg as it is, or give `direct_dsn` here",
+        )
 
 
 def _as_task(ledger: psycopg.Connection[Any], dsn: str) -> GuardedConnection:
@@ -198,6 +203,13 @@ def _as_operator(ledger: psycopg.Connection[Any], dsn: str, task: str | None) ->
         raise
     made._lease = role  # noqa: SLF001 (this module makes it)
     return made
+
+
+def _living(ledger: psycopg.Connection[Any], role: str, task: str) -> control.Login:
+    login = control.read_login(ledger, role)
+    if login is None:
+        raise TaskEnded(f"task `{task}` has ended")
+    return login
 
 
 def _work_session(dsn: str, login: control.Login) -> psycopg.Connection[Any]:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sqlguard.annotation import Annotation
 from sqlguard.errors import (
     ApprovalRequired,
     CapExceeded,
@@ -19,7 +20,6 @@ from sqlguard.errors import (
     SqlguardError,
     TaskEnded,
 )
-from sqlguard.annotation import Annotation
 from sqlguard.journal import Intent
 from sqlguard.plan import Decision
 from sqlguard.policy import decide
@@ -144,9 +144,9 @@ def first_refused(decisions: Sequence[Decision]) -> Decision | None:
     return next((d for d in decisions if not d.allowed), None)
 
 
-def advance(
+def advance(  # noqa: PLR0911 (one match over the kinds that change a session)
     session: Session, decision: Decision
-) -> Session:  # noqa: PLR0911 (one match over the kinds that change a session)
+) -> Session:
     """Return *session* as it is after *decision* has been carried out without an error."""
     statement = decision.statement
     name = statement.subject
@@ -183,7 +183,9 @@ def begin_text(decision: Decision) -> str:
     return decision.text.rstrip().rstrip(";") + "\nREAD WRITE"
 
 
-def intent(decision: Decision, params: Sequence[object] | None, annotation: Annotation, *, via: str) -> Intent:
+def intent(
+    decision: Decision, params: Sequence[object] | None, annotation: Annotation, *, via: str
+) -> Intent:
     """Return what the journal must know of a decision before it is carried out."""
     return Intent(
         kind=decision.kind.value,

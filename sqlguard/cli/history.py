@@ -10,6 +10,7 @@ from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
 from sqlguard.errors import UndoConflict
 from sqlguard.postgres import journal as journals
 from sqlguard.postgres import undo as undoing
+from sqlguard.postgres.undo_report import UndoReport
 
 group = typer.Typer(help="The journal: what agents did, written before they did it.", no_args_is_help=True)
 
@@ -130,7 +131,7 @@ def undo(
         raise typer.Exit(UndoConflict.exit_status)
 
 
-def _show(report: undoing.UndoReport, *, preview: bool) -> None:
+def _show(report: UndoReport, *, preview: bool) -> None:
     if report.already_undone:
         out.print("already undone: nothing to do")
         return

@@ -18,7 +18,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def plain(value: object) -> object:
+def plain(value: object) -> object:  # noqa: PLR0911 (one line per type)
     """Turn values that JSON has no word for into text or numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         as_dict = getattr(value, "as_dict", None)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from sqlguard.demo.story import Stage
 from sqlguard.dsn import url
-from sqlguard.embedded import EmbeddedServer, find_bindir
+from sqlguard.embedded import EmbeddedServer
 from sqlguard.errors import NotConfigured
 from sqlguard.policy import parse_policy
 from sqlguard.policy.model import duration
@@ -37,7 +37,7 @@ _PATIENCE = 30.0
 def set_up(folder: Path, console: Console) -> Iterator[Stage]:
     """Yield a stage whose server and proxy end with the block."""
     began = time.monotonic()
-    with EmbeddedServer(find_bindir(), folder / "postgres") as server:
+    with EmbeddedServer.start(settings={"fsync": "off"}) as server:
         version = load(server)
         console.print(f"PostgreSQL {version} started, a shop of 9,128 rows loaded")
         done = migrate(server.dsn("shop"))

@@ -166,4 +166,4 @@ def fingerprint(owner: psycopg.Connection[Any]) -> Row:
         " (SELECT md5(string_agg(t::text, E'\\n' ORDER BY t.id)) FROM items t)"
     ).fetchone()
     assert row is not None  # noqa: S101 (an aggregate always gives a row)
-    return row
+    return tuple(row)

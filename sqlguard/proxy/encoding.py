@@ -41,7 +41,7 @@ _CODECS = {
 
 
 def codec(client_encoding: str) -> str:
-    """Return Python's name; raises NotUnderstood for an encoding whose text can't be judged (multi-byte traps)."""
+    """Return Python's name; raises NotUnderstood for an encoding whose text is not judged (SJIS, BIG5 …)."""
     name = "".join(c for c in client_encoding.lower() if c.isalnum())
     try:
         return _CODECS[name]

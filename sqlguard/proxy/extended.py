@@ -1,8 +1,8 @@
 """
 The extended query protocol: Parse, Bind, Describe, Execute, Close, Flush, Sync, in pipelines of any shape.
 
-Decided at Parse, journaled at Execute. Messages keep their names and their order. Outside a block the messages
-up to a Sync are one implicit transaction, and it can be made writable only before anything has run in it: so
+Decided at Parse, journaled at Execute. Messages keep their names and their order. Outside a block the
+messages up to a Sync are one implicit transaction, and it can be made writable only before anything has run in it: so
 the SET goes in front of its first message. What we put in between runs under the name `_OURS`, is closed at
 once, and its replies are swallowed.
 """
@@ -228,7 +228,7 @@ class Extended:
         self._ours(b"SET transaction_read_only = off")
 
     def _ours(self, text: bytes, *, execute: Expect | None = None) -> Expect:
-        """Run a statement of ours in the pipeline; its replies are swallowed, unless *execute* says otherwise."""
+        """Run a statement of ours in the pipeline; its replies are swallowed but for what *execute* says."""
         session = self._session
         execute = execute or Expect(Reply.EXECUTE, swallow=True)
         session.relay.expect(Expect(Reply.PARSE, swallow=True))

@@ -57,6 +57,7 @@ class Operator:
         self._stopped = threading.Event()
         self._gates: dict[tuple[str, int], Gate] = {}
         self.catalog = Catalog()
+        self.database = ""
 
     def start(self) -> None:
         """Connect and read the catalog; raises DatabaseUnavailable or NotConfigured."""
@@ -66,6 +67,7 @@ class Operator:
                     "the database has no schema `sqlguard` yet", hint="run `sqlguard migrate` as the operator"
                 )
             self.catalog = read_catalog(conn)
+            self.database = conn.info.dbname
         self._writer.start()
         self._watcher.start()
 
@@ -197,7 +199,7 @@ class Operator:
             for intent, waiter in intents:
                 try:
                     _done(waiter, journal.record_intent(conn, intent))
-                except (psycopg.Error, SqlguardError) as fault:  # noqa: PERF203 (each on its own)
+                except (psycopg.Error, SqlguardError) as fault:
                     _fail(waiter, fault)
             return
         for (_, waiter), action in zip(intents, ids, strict=True):

@@ -1,5 +1,5 @@
 """
-The few messages that the proxy itself makes or takes apart on the hot path, as plain functions over bytes.
+The messages that the proxy itself makes or takes apart on the hot path, as plain functions over bytes.
 
 Text stays bytes in the client's encoding. Decoders raise ProtocolViolation for a body that is not of its form.
 """
@@ -103,17 +103,27 @@ def _int16s(body: bytes, at: int) -> tuple[list[int], int]:
 
 def error(fault: SqlguardError, *, severity: str = "ERROR", encoding: str = "utf-8") -> bytes:
     """Return the ErrorResponse for one of our errors."""
-    return message(b"E", _fields(severity, fault.sqlstate, fault.message, fault.detail, fault.hint, encoding))
+    fields: list[tuple[str, str | None]] = [
+        ("S", severity),
+        ("V", severity),
+        ("C", fault.sqlstate),
+        ("M", fault.message),
+    ]
+    return message(b"E", _fields([*fields, ("D", fault.detail), ("H", fault.hint)], encoding))
 
 
 def notice(text: str, *, detail: str | None = None, encoding: str = "utf-8") -> bytes:
-    return message(b"N", _fields("NOTICE", "00000", text, detail, None, encoding))
+    fields: list[tuple[str, str | None]] = [
+        ("S", "NOTICE"),
+        ("V", "NOTICE"),
+        ("C", "00000"),
+        ("M", text),
+        ("D", detail),
+    ]
+    return message(b"N", _fields(fields, encoding))
 
 
-def _fields(
-    severity: str, sqlstate: str, text: str, detail: str | None, hint: str | None, encoding: str
-) -> bytes:
-    parts = [("S", severity), ("V", severity), ("C", sqlstate), ("M", text), ("D", detail), ("H", hint)]
+def _fields(parts: list[tuple[str, str | None]], encoding: str) -> bytes:
     body = b"".join(
         name.encode() + value.replace("\0", "").encode(encoding, "replace") + b"\0"
         for name, value in parts

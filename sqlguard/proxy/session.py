@@ -110,6 +110,15 @@ class AgentSession:
             self.client.write(packets.error(fault, severity="FATAL"))
         self.close()
 
+    def greeting(self, statuses: list[bytes]) -> bytes:
+        """Take the server's ParameterStatus messages and return them as the client gets them."""
+        for status in statuses:
+            self.relay.feed(status)
+        # Ours, so that reads are run read only; blocks are opened READ WRITE, so to the client it is off.
+        ours = packets.message(b"S", b"default_transaction_read_only\0on\0")
+        theirs = packets.message(b"S", b"default_transaction_read_only\0off\0")
+        return b"".join(theirs if status == ours else status for status in statuses)
+
     # --- the two ways
 
     def _handle(self, frame: Frame) -> bool:
@@ -236,9 +245,10 @@ class AgentSession:
             # In a pipeline the ReadyForQuery that says so comes only after the next messages.
             self.relay.status = b"T"
         elif statement.kind in (Kind.SET, Kind.RESET, Kind.DISCARD):
-            self._follow_setting(statement.subject or "", statement.details.get("value"))
+            self.follow_setting(statement.subject or "", statement.details.get("value"))
 
-    def _follow_setting(self, name: str, value: object) -> None:
+    def follow_setting(self, name: str, value: object) -> None:
+        """Follow one of our own settings; `all` or nothing resets them."""
         text = "" if value is None else str(value)
         if name in ("", "all"):
             self.dry_run, self.said = False, Annotation()

@@ -1,0 +1,245 @@
+"""
+The listening side: accepts clients, welcomes them, joins each with a PostgreSQL session of its own.
+
+A client that speaks rubbish, stops half-way or sends a length of 2 GB costs itself its connection and nobody
+else anything.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import ssl
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sqlguard import settings as configuration
+from sqlguard.errors import NotConfigured, ProtocolViolation, SqlguardError, TaskEnded
+from sqlguard.proxy import packets
+from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
+from sqlguard.proxy.certificate import end_point_hash
+from sqlguard.proxy.operator import Operator
+from sqlguard.proxy.session import AgentSession
+from sqlguard.proxy.sockets import Closed, Side
+from sqlguard.proxy.startup import Cancel, Door, Welcome
+from sqlguard.settings import Settings
+
+log = structlog.get_logger()
+AUTHENTICATED = packets.message(b"R", b"\0\0\0\0")
+#: Tells the Python door that this connection is guarded already.
+MARK = packets.message(b"S", b"sqlguard_proxy\0on\0")
+
+
+class TooManyClients(SqlguardError):
+    sqlstate = "53300"
+    default_hint = "try again later, or raise max_clients"
+
+
+class Server:
+    """One proxy: its socket, its sessions, its way to PostgreSQL."""
+
+    def __init__(self, settings: Settings, operator: Operator) -> None:
+        assert settings.dsn is not None  # noqa: S101 (the composition root has looked)
+        self._settings = settings
+        self._operator = operator
+        ca = str(settings.backend_tls_ca) if settings.backend_tls_ca else None
+        self._address = Address.of(settings.dsn, settings.backend_tls, ca)
+        tls, binding = self.tls_contexts(settings)
+        self._door = Door(
+            operator,
+            operator.database,
+            tls,
+            tls_required=settings.tls_required,
+            binding=binding,
+            mock=secrets.token_bytes(32),
+        )
+        self._clients: set[Side] = set()
+        self._live: set[AgentSession] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def sessions(self) -> int:
+        return len(self._live)
+
+    @staticmethod
+    def tls_contexts(settings: Settings) -> tuple[ssl.SSLContext | None, bytes | None]:
+        """Return the context for clients and the hash that SCRAM binds to. Raises NotConfigured."""
+        if settings.tls_cert is None and settings.tls_key is None:
+            if settings.tls_required:
+                raise NotConfigured(
+                    "TLS is required, but there is no certificate", hint="give --tls-cert and --tls-key"
+                )
+            return None, None
+        if settings.tls_cert is None or settings.tls_key is None:
+            raise NotConfigured("a certificate needs its key", hint="give --tls-cert and --tls-key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            return context, end_point_hash(Path(settings.tls_cert).read_text(encoding="ascii"))
+        except (OSError, ValueError) as fault:
+            raise NotConfigured(
+                f"the certificate can't be used: {fault}", hint="check --tls-cert and --tls-key"
+            ) from None
+
+    async def start(self) -> None:
+        """Listen. Raises NotConfigured when the address can't be used."""
+        host, port = configuration.host_and_port(self._settings.listen)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._accept, host, port, backlog=512
+            )
+        except OSError as fault:
+            raise NotConfigured(
+                f"can't listen on {self._settings.listen}: {fault.strerror or fault}",
+                hint="is another sqlguard running there? choose another address with --listen",
+            ) from None
+        log.info("listening", address=self._settings.listen, database=self._address.dbname)
+
+    async def stop(self) -> None:
+        """Take no new clients, tell those that are there, close."""
+        if self._server is not None:
+            self._server.close()
+        going = SqlguardError("the proxy is shutting down", hint="connect again")
+        going.sqlstate = "57P01"
+        for session in list(self._live):
+            session.fatal(going)
+        for side in list(self._clients):
+            side.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self) -> Side:
+        side = _ClientSide(self)
+        self._clients.add(side)
+        return side
+
+    def greet(self, side: Side) -> None:
+        """Begin with a client whose connection is there."""
+        self._spawn(self._serve(side))
+
+    def gone(self, side: Side) -> None:
+        self._clients.discard(side)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, side: Side) -> None:
+        """Welcome a client; whatever is wrong with it ends here."""
+        try:
+            self._make_room()
+            async with asyncio.timeout(self._settings.startup_timeout):
+                welcome = await self._door.welcome(side)
+                backend = await self._log_in(welcome)
+            self._join(side, welcome, backend)
+        except Cancel as request:
+            with contextlib.suppress(SqlguardError, Closed):
+                await cancel(self._address, request.request)
+            side.close()
+        except LoginFailed as fault:
+            side.write(fault.response)
+            side.close()
+        except SqlguardError as fault:
+            log.info("client refused", error=fault.message, sqlstate=fault.sqlstate)
+            side.write(packets.error(fault, severity="FATAL"))
+            side.close()
+        except (Closed, TimeoutError, OSError):
+            side.close()
+        except Exception:
+            log.exception("client failed")
+            side.close()
+
+    def _make_room(self) -> None:
+        if len(self._clients) > self._settings.max_clients:
+            raise TooManyClients("the proxy has as many clients as it takes")
+
+    async def _log_in(self, welcome: Welcome) -> Backend:
+        # As a start-up parameter it is also what RESET and DISCARD ALL go back to.
+        parameters = {**welcome.parameters, "default_transaction_read_only": "on"}
+        return await log_in(self._address, parameters, welcome.minor, welcome.client_key, welcome.server_key)
+
+    def _join(self, side: Side, welcome: Welcome, backend: Backend) -> None:
+        session = AgentSession(side, backend.side, welcome.login, self._operator, backend.pid)
+        side.other, backend.side.other = backend.side, side
+        side.write(
+            AUTHENTICATED
+            + session.greeting(backend.statuses)
+            + MARK
+            + b"".join(backend.notices)
+            + backend.key_data
+            + packets.message(b"Z", b"I")
+        )
+        for name, value in welcome.parameters.items():
+            session.follow_setting(name.lower(), value)
+        splitter = packets.FrameSplitter(self._settings.max_message_bytes)
+        self._live.add(session)
+        timer = _Timer(session, self._operator)
+
+        def lost() -> None:
+            timer.cancel()
+            self._live.discard(session)
+            session.close()
+
+        def from_client(data: bytes) -> None:
+            try:
+                session.from_client(splitter.feed(data))
+            except ProtocolViolation as fault:
+                session.fatal(fault)
+
+        def from_server(data: bytes) -> None:
+            try:
+                session.from_server(data)
+            except ProtocolViolation as fault:
+                session.fatal(fault)
+
+        backend.side.take_over(from_server, lost)
+        side.take_over(from_client, lost)
+
+
+class _ClientSide(Side):
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server = server
+        self._greeted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._greeted:
+            self._greeted = True
+            self._server.greet(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._server.gone(self)
+
+
+class _Timer:
+    """Ends a session with its task: PostgreSQL looks at VALID UNTIL only at the login."""
+
+    def __init__(self, session: AgentSession, operator: Operator) -> None:
+        self._session = session
+        self._operator = operator
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        until = self._session.login.lease_expires_at
+        while True:
+            await asyncio.sleep(max((until - datetime.now(UTC)).total_seconds(), 0.05))
+            try:
+                login = await self._operator.login(self._session.login.role)
+            except SqlguardError:
+                login = None
+            if login is None or not login.task.alive(datetime.now(UTC)):
+                self._session.fatal(TaskEnded("the task has ended"))
+                return
+            until = login.lease_expires_at  # it was renewed
