@@ -192,12 +192,9 @@ def _as_operator(ledger: psycopg.Connection[Any], dsn: str, task: str | None) ->
         raise NotConfigured("no task was named", hint="open one with `sqlguard task open` and give its id")
     role, password = tasks.add_lease(ledger, task, "connection")
     try:
-        login = control.read_login(ledger, role)
-        if login is None:
-            raise TaskEnded(f"task `{task}` has ended")
-        made = GuardedConnection(
-            _work_session(make_conninfo(dsn, user=role, password=password), login), ledger, login
-        )
+        login = _living(ledger, role, task)
+        work = _work_session(make_conninfo(dsn, user=role, password=password), login)
+        made = GuardedConnection(work, ledger, login)
     except BaseException:
         tasks.end_lease(ledger, role)
         raise
