@@ -1,8 +1,8 @@
 """
 The policy file (DESIGN 3.12) as a value: TOML in, a frozen model out, unknown keys refused.
 
-Patterns in `[tables]` match `schema.table` with `*`; the most specific one wins (the longest literal text,
-an exact name above all). What no pattern matches is not granted at all.
+Patterns in `[tables]` match `schema.table` with `*`; key by key the most specific one wins (the longest literal
+text, an exact name above all). What no pattern matches is not granted at all.
 """
 
 import tomllib
@@ -111,14 +111,22 @@ class Policy(_Model):
     version: int = Field(0, exclude=True)
 
     def table_rule(self, schema: str, name: str) -> TableRule | None:
-        """Return the rule of the most specific pattern that matches, or None when nothing is granted."""
+        """
+        Return what the patterns that match say together, or None when none does and nothing is granted.
+
+        Key by key the most specific pattern that sets the key wins, so `[tables."public.*"] select = true`
+        goes on for a table that has a section of its own.
+        """
         full = f"{schema}.{name}"
         matching = [p for p in self.tables if fnmatchcase(full, p if "." in p else f"public.{p}")]
         if not matching:
             return None
-        return self.tables[
-            max(matching, key=lambda p: ("*" not in p and "?" not in p, len(p.replace("*", ""))))
-        ]
+        matching.sort(key=lambda p: ("*" not in p and "?" not in p, len(p.replace("*", ""))))
+        merged: dict[str, Any] = {}
+        for pattern in matching:
+            rule = self.tables[pattern]
+            merged.update({key: getattr(rule, key) for key in rule.model_fields_set})
+        return TableRule.model_construct(set(merged), **merged)
 
     def max_rows(self, schema: str, name: str) -> int | None:
         rule = self.table_rule(schema, name)
