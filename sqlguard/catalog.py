@@ -77,6 +77,8 @@ class Rule:
     name: str
     event: str
     instead: bool
+    #: The CREATE RULE statement.
+    definition: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class Function:
     extension: str | None = None
     #: Functions an aggregate calls (transition, final, combine …), as oids.
     calls: tuple[int, ...] = ()
+    #: `SET name = value` of the function's own definition, as `name=value`.
+    settings: tuple[str, ...] = ()
 
     @property
     def signature(self) -> str:

@@ -69,6 +69,15 @@ class Relation:
     only: bool = False
     temporary: bool = False
     system: bool = False
+    #: The columns that are read, None when that can be any of them.
+    columns: tuple[str, ...] | None = None
+    #: The view (or rule) through which it is reached; None when the text names it.
+    via: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The name as a message puts it."""
+        return f"{self.schema}.{self.name}" if self.schema else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,10 @@ class Write:
     op: str
     columns: tuple[str, ...] | None = None
     scope: Scope = Scope.MEASURED
+    #: The view that the text names instead of the table, None when it names the table.
+    view: Relation | None = None
+    #: The rewrite rule that adds this write, None when the text itself does.
+    rule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,12 @@ class Call:
     name: str
     arguments: int
     what: str = "function"
+    #: Functions outside pg_catalog that it may mean, as oids; all of them when it is not sure which.
+    candidates: tuple[int, ...] = ()
+    #: Whether it may mean a function of pg_catalog.
+    builtin: bool = False
+    #: The arguments that are constants, by position; None for the others.
+    values: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""What a DELETE of a row becomes: marked, kept, or refused."""
+
+from collections.abc import Iterator
+
+from sqlguard.catalog import Catalog, Guard, Table
+from sqlguard.policy.context import Context
+from sqlguard.policy.registry import QUERIES, rule
+from sqlguard.policy.verdict import Effect, Finding
+from sqlguard.statement.model import Session, Statement, Write
+
+
+@rule("delete-mode", QUERIES)
+def delete_mode(statement: Statement, _session: Session, context: Context) -> Iterator[Finding]:
+    """
+    Rewrites a DELETE on a table guarded as `soft`, lets it run on one guarded as `journal`, refuses others.
+
+    ## Why
+    A row that is gone can't be brought back. On a guarded table it is marked, or its old version is kept.
+
+    ## Finds
+        DELETE FROM orders WHERE id = 5
+        DELETE FROM docs WHERE id = 1
+        MERGE INTO orders USING (SELECT 5 AS id) s ON orders.id = s.id WHEN MATCHED THEN DELETE
+        DELETE FROM v_active_accounts WHERE id = 1
+
+    ## Ignores
+        UPDATE orders SET status = 'x' WHERE id = 5
+
+    ## Misses
+    What a trigger deletes: the capture triggers keep it.
+    """
+    for write in statement.writes:
+        if write.op == "delete" and not write.table.temporary:
+            finding = _finding(write, context)
+            if finding is not None:
+                yield finding
+
+
+def _finding(write: Write, context: Context) -> Finding | None:
+    shown = write.table.shown
+    table = context.catalog.tables.get(write.table.oid)
+    if table is None:
+        if not write.table.system:
+            return None
+        return Finding("delete-mode", Effect.REFUSE, f"`{shown}` belongs to the server", "leave it alone")
+    granted = context.policy.table_rule(table.schema, table.name)
+    allowed = granted.delete if granted is not None else "refuse"
+    if allowed == "refuse":
+        return Finding(
+            "delete-mode",
+            Effect.REFUSE,
+            f"this task may not DELETE from `{shown}`",
+            "mark the rows with an UPDATE if the table has a column for that, or leave them",
+        )
+    if write.view is not None:
+        return Finding(
+            "delete-mode",
+            Effect.REFUSE,
+            f"`{write.view.shown}` is a view: rows are deleted from its table",
+            f"DELETE FROM {shown} with the condition on its own columns",
+        )
+    guard = guard_of(table, context.catalog)
+    if guard is None:
+        return Finding(
+            "delete-mode",
+            Effect.REFUSE,
+            f"rows deleted from `{shown}` could not be brought back: the table is not guarded",
+            f"leave the rows, or ask the operator to guard the table (`sqlguard guard {shown}`)",
+        )
+    if guard.mode == "soft":
+        return Finding("delete-mode", Effect.REWRITE, f"rows of `{shown}` are marked as deleted")
+    return None
+
+
+def guard_of(table: Table, catalog: Catalog) -> Guard | None:
+    """Return the table's guard, or that of the nearest ancestor: partitions are guarded through their parent."""
+    if table.guard is not None:
+        return table.guard
+    for oid in table.parents:
+        parent = catalog.tables.get(oid)
+        found = guard_of(parent, catalog) if parent is not None else None
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,476 @@
+"""
+One pass over a statement's tree: relations, writes, calls, locks, and who each column belongs to.
+
+Every node goes through `Walk.node`, which knows a handler for each node type of the grammar; a type without
+one is not understood. The handlers of expressions are here, those of queries in `query`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf import json_format
+from postgast import pg_query_pb2
+
+from sqlguard import functions
+from sqlguard.catalog import Catalog
+from sqlguard.errors import NotUnderstood
+from sqlguard.functions import NOT_CONSTANT, SQL_NODES
+from sqlguard.statement import grammar
+from sqlguard.statement.index import index_of
+from sqlguard.statement.model import Call, Relation, Session, Write
+from sqlguard.statement.names import Entry, Level
+
+Body = dict[str, Any]
+Handler = Callable[["Walk", Body], None]
+
+#: Node type -> what is done with it; None: nothing in it can matter.
+HANDLERS: dict[str, Handler | None] = {}
+_TYPED = grammar.TYPED
+_NONE: dict[str, str] = {}
+#: PostgreSQL refuses an array of more dimensions; other parsers need exponential time for them.
+MAX_DIMENSIONS = 6
+
+
+class Walk:
+    """The walk over one statement; what it finds is in its attributes afterwards."""
+
+    __slots__ = (
+        "calls", "catalog", "depth", "entries", "facts", "index", "level", "owners", "session", "views", "writes",
+    )  # fmt: skip
+
+    def __init__(self, catalog: Catalog, session: Session) -> None:
+        self.catalog = catalog
+        self.index = index_of(catalog)
+        self.session = session
+        self.level: Level = Level(None)
+        #: Relations read, in the order of the text.
+        self.entries: list[Entry] = []
+        #: Relations that views lead to.
+        self.views: dict[tuple[str | None, str, str | None], Relation] = {}
+        self.writes: list[Write] = []
+        self.calls: dict[Call, None] = {}
+        #: ColumnRef body (by identity) -> the entry it belongs to.
+        self.owners: dict[int, Entry] = {}
+        #: What only some rules ask for: locks, INTO, recursion …
+        self.facts: dict[str, Any] = {}
+        self.depth = 0
+
+    def node(self, wrapped: Body) -> None:
+        """Walk a node that comes with its type's name; an empty one stands for NULL in a list."""
+        for kind, body in wrapped.items():
+            try:
+                handler = HANDLERS[kind]
+            except KeyError:
+                raise NotUnderstood(f"`{kind}` is not understood here", rules=("unknown-node",)) from None
+            if handler is not None:
+                handler(self, body)
+
+    def typed(self, kind: str, body: Body) -> None:
+        """Walk a node whose type is known from the field it stands in."""
+        self.node({kind: body})
+
+    def children(self, kind: str, body: Body, skip: frozenset[str] = frozenset()) -> None:
+        """Walk everything below a node but the fields in *skip*."""
+        types = _TYPED.get(kind, _NONE)
+        for name, value in body.items():
+            if name in skip:
+                continue
+            shape = type(value)
+            if shape is list:
+                for item in value:
+                    self.node(item)
+            elif shape is dict:
+                if name in types:
+                    self.node({types[name]: value})
+                else:
+                    self.node(value)
+
+    def call(self, call: Call) -> None:
+        self.calls[call] = None
+
+    def relations(self) -> tuple[Relation, ...]:
+        """Return the relations that were read, with the columns that were."""
+        found: dict[tuple[str | None, str, int], tuple[Relation, set[str], bool]] = {}
+        for entry in self.entries:
+            relation = entry.relation
+            if relation is None:
+                continue
+            key = (relation.schema, relation.name, relation.oid)
+            _, used, star = found.get(key, (relation, set(), False))
+            found[key] = (relation, used | entry.used, star or entry.star)
+        named = [_with_columns(r, used, star=star) for r, used, star in found.values()]
+        return (*named, *self.views.values())
+
+
+def _with_columns(relation: Relation, used: set[str], *, star: bool) -> Relation:
+    if star:
+        return relation
+    return Relation(
+        relation.schema,
+        relation.name,
+        relation.oid,
+        only=relation.only,
+        temporary=relation.temporary,
+        system=relation.system,
+        columns=tuple(sorted(used)),
+    )
+
+
+def _generic(kind: str) -> Handler:
+    types = _TYPED.get(kind, _NONE)
+
+    def walk(walk: Walk, body: Body) -> None:
+        for name, value in body.items():
+            shape = type(value)
+            if shape is list:
+                for item in value:
+                    walk.node(item)
+            elif shape is dict:
+                if name in types:
+                    walk.node({types[name]: value})
+                else:
+                    walk.node(value)
+
+    return walk
+
+
+def _strings(nodes: list[Body]) -> list[str]:
+    return [n["String"].get("sval", "") for n in nodes]
+
+
+def qualified(nodes: list[Body]) -> tuple[str | None, str]:
+    """Split a possibly qualified name; a database in front of the schema is not understood."""
+    names = _strings(nodes)
+    if len(names) > 2:  # noqa: PLR2004  schema and name
+        raise NotUnderstood(f"`{'.'.join(names)}` names a database", rules=("cross-database",))
+    return (names[0], names[1]) if len(names) == 2 else (None, names[0])  # noqa: PLR2004
+
+
+# --- columns -----------------------------------------------------------------------------------------------
+
+
+def _column(walk: Walk, body: Body) -> None:
+    fields = body["fields"]
+    last = fields[-1].get("String")
+    if len(fields) == 1:
+        if last is None:
+            for entry in walk.level.entries:
+                entry.star = True
+            return
+        name = last.get("sval", "")
+        owner = walk.level.owner(name)
+        if owner is not None:
+            owner.used.add(name)
+            walk.owners[id(body)] = owner
+        return
+    schema = fields[-3]["String"]["sval"] if len(fields) > 2 else None  # noqa: PLR2004  schema.table.column
+    owner = walk.level.named(fields[-2]["String"].get("sval", ""), schema)
+    if last is None:
+        if owner is not None:
+            owner.star = True
+        return
+    name = last.get("sval", "")
+    if owner is not None:
+        walk.owners[id(body)] = owner
+        if owner.columns is not None and name in owner.columns:
+            owner.used.add(name)
+            return
+        if owner.columns is None:
+            owner.used.add(name)
+    _column_call(walk, name)
+    if owner is not None:
+        owner.star = True
+
+
+def _column_call(walk: Walk, name: str) -> None:
+    """`a.name` calls name(a) when `a` has no such column: note the call if there is such a function at all."""
+    if name in walk.index.functions or functions.known(name):
+        _note(walk, None, name, (NOT_CONSTANT,), "column")
+
+
+def _indirection(walk: Walk, body: Body) -> None:
+    argument = body["arg"]
+    walk.node(argument)
+    for number, step in enumerate(body["indirection"]):
+        if "String" in step:
+            name = step["String"]["sval"]
+            if number or not _is_field(walk, argument, name):
+                _column_call(walk, name)
+        else:
+            walk.node(step)
+
+
+def _is_field(walk: Walk, argument: Body, name: str) -> bool:
+    """Whether `(argument).name` selects a field for sure."""
+    if "RowExpr" in argument:
+        return name[:1] == "f" and name[1:].isdigit()
+    if "ColumnRef" in argument:
+        owner = walk.owners.get(id(argument["ColumnRef"]))
+        fields = argument["ColumnRef"]["fields"]
+        whole = (
+            owner is not None and len(fields) == 1 and fields[0].get("String", {}).get("sval") == owner.alias
+        )
+        return whole and owner is not None and owner.columns is not None and name in owner.columns
+    return False
+
+
+# --- calls -------------------------------------------------------------------------------------------------
+
+
+def _function(walk: Walk, body: Body) -> None:
+    schema, name = qualified(body["funcname"])
+    arguments = body.get("args", ())
+    _note(walk, schema, name, arguments, "function", star=body.get("agg_star", False))
+    for argument in arguments:
+        walk.node(argument)
+    if len(body) > 3 or "args" not in body:  # noqa: PLR2004  more than name, arguments, format
+        walk.children("FuncCall", body, _CALL_DONE)
+
+
+_CALL_DONE = frozenset({"funcname", "args"})
+
+
+def _note(  # noqa: PLR0913  the parts of one call
+    walk: Walk, schema: str | None, name: str, arguments: Any, what: str, *, star: bool = False
+) -> None:
+    index = walk.index
+    number = 0 if star else len(arguments)
+    candidates: tuple[int, ...] = ()
+    if name in index.functions:
+        candidates = tuple(_candidates(walk, schema, name, number))
+    builtin = schema in (None, "pg_catalog", "information_schema") and functions.known(
+        name, schema=schema or "pg_catalog"
+    )
+    values: tuple[object, ...] = ()
+    if builtin and number and functions.classify(name, None, arguments=number).bounded_argument is not None:
+        values = tuple(constant(a) for a in arguments)
+    elif candidates and number:
+        values = tuple(constant(a) for a in arguments) if what == "function" else ()
+    walk.call(Call(schema, name, number, what, candidates, builtin, values))
+
+
+def _candidates(walk: Walk, schema: str | None, name: str, number: int) -> list[int]:
+    """Functions outside pg_catalog that a call may mean: all that take so many arguments."""
+    path = walk.session.search_path
+    found = []
+    for function in walk.catalog.functions_named(schema, name):
+        if schema is None and function.schema not in path:
+            continue
+        most = len(function.arg_types)
+        if not function.variadic and not most - function.defaults <= number <= most:
+            continue
+        if schema is None and "pg_catalog" not in path and _hidden(function.name, function.arg_type_names):
+            continue
+        found.append(function.oid)
+    return found
+
+
+def _hidden(name: str, types: tuple[str, ...]) -> bool:
+    """Whether pg_catalog, which is searched first, has a function of that very signature."""
+    return any(entry.args == types for entry in functions.data.builtins().get(("pg_catalog", name), ()))
+
+
+def constant(node: Any) -> object:
+    """Return the value of a constant argument, else NOT_CONSTANT."""
+    if node is NOT_CONSTANT or not node:
+        return NOT_CONSTANT
+    if node.keys() & {"ColumnRef", "SubLink"}:
+        return NOT_CONSTANT
+    try:
+        message = json_format.ParseDict(node, pg_query_pb2.Node())
+        value = functions.fold(message)
+    except (json_format.ParseError, RecursionError, ValueError, TypeError):
+        return NOT_CONSTANT
+    return tuple(value) if isinstance(value, list) else value
+
+
+# --- operators and types -----------------------------------------------------------------------------------
+
+_BETWEEN = {
+    "AEXPR_BETWEEN": (">=", "<="),
+    "AEXPR_NOT_BETWEEN": ("<", ">"),
+    "AEXPR_BETWEEN_SYM": (">=", "<="),
+    "AEXPR_NOT_BETWEEN_SYM": ("<", ">"),
+}
+
+
+def _expression(walk: Walk, body: Body) -> None:
+    names = body["name"]
+    name = names[-1]["String"]["sval"]
+    if name not in walk.index.plain or len(names) > 1:
+        if body["kind"] in _BETWEEN:
+            for each in _BETWEEN[body["kind"]]:
+                operator(walk, None, each)
+        else:
+            operator(walk, qualified(names)[0], name, body.get("lexpr"), body.get("rexpr"))
+    left = body.get("lexpr")
+    if left is not None:
+        walk.node(left)
+    right = body.get("rexpr")
+    if right is not None:
+        walk.node(right)
+
+
+def operator(walk: Walk, schema: str | None, name: str, left: Any = None, right: Any = None) -> None:
+    """Note an operator that needs a second look."""
+    index = walk.index
+    if name in index.plain and schema in (None, "pg_catalog"):
+        return
+    path = walk.session.search_path
+    candidates = tuple(
+        o.function
+        for o in index.operators.get(name, ())
+        if (o.schema in path if schema is None else o.schema == schema)
+    )
+    builtin = schema in (None, "pg_catalog") and name in functions.data.operators()
+    if (
+        not candidates
+        and not builtin
+        and any(o.name == name and (schema is None or o.schema == schema) for o in walk.catalog.operators)
+    ):
+        return
+    values = (constant(left), constant(right)) if builtin else ()
+    walk.call(Call(schema, name, 2, "operator", candidates, builtin, values))
+
+
+def _equality(walk: Walk) -> None:
+    """JOIN USING, NATURAL, CASE x WHEN and IN (SELECT …) look for `=` by its name."""
+    if "=" not in walk.index.plain:
+        operator(walk, None, "=")
+
+
+def _type(walk: Walk, body: Body) -> None:
+    names = body.get("names")
+    if names:
+        name = names[-1]["String"]["sval"]
+        if len(names) > 1 and names[0]["String"]["sval"] == "pg_catalog":
+            pass
+        elif name in walk.index.types or name.lstrip("_") in walk.index.types or len(names) > 1:
+            walk.facts.setdefault("types", set()).add(qualified(names))
+        # `%TYPE` and typmods may hold expressions, though only constants are legal there.
+    if "typmods" in body or "arrayBounds" in body:
+        walk.children("TypeName", body, _NAMES)
+
+
+_NAMES = frozenset({"names"})
+
+
+def _cast(walk: Walk, body: Body) -> None:
+    walk.node(body["arg"])
+    _type(walk, body["typeName"])
+
+
+def _case(walk: Walk, body: Body) -> None:
+    if "arg" in body:
+        _equality(walk)
+    walk.children("CaseExpr", body)
+
+
+def _sublink(walk: Walk, body: Body) -> None:
+    if "testexpr" in body:
+        walk.node(body["testexpr"])
+        names = body.get("operName")
+        if names:
+            operator(walk, *qualified(names))
+        else:
+            _equality(walk)
+    walk.node(body["subselect"])
+
+
+def _sort(walk: Walk, body: Body) -> None:
+    names = body.get("useOp")
+    if names:
+        operator(walk, *qualified(names))
+    walk.node(body["node"])
+
+
+def _array(walk: Walk, body: Body) -> None:
+    walk.depth += 1
+    if walk.depth > MAX_DIMENSIONS:
+        raise NotUnderstood(
+            f"an array has more than {MAX_DIMENSIONS} dimensions",
+            hint="nest fewer arrays",
+            rules=("text-limits",),
+        )
+    for element in body.get("elements", ()):
+        if "A_ArrayExpr" in element:
+            _array(walk, element["A_ArrayExpr"])
+        else:
+            outer, walk.depth = walk.depth, 0
+            walk.node(element)
+            walk.depth = outer
+    walk.depth -= 1
+
+
+# --- words that are newer than some servers -----------------------------------------------------------------
+
+_WORDS = {
+    "JsonParseExpr": ("json_parse_expr", "json"),
+    "JsonScalarExpr": ("json_scalar_expr", "json_scalar"),
+    "JsonSerializeExpr": ("json_serialize_expr", "json_serialize"),
+    "JsonObjectConstructor": ("json_object_constructor", "json_object"),
+    "JsonArrayConstructor": ("json_array_constructor", "json_array"),
+    "JsonArrayQueryConstructor": ("json_array_query_constructor", "json_array"),
+    "JsonObjectAgg": ("json_object_agg", "json_objectagg"),
+    "JsonArrayAgg": ("json_array_agg", "json_arrayagg"),
+    "JsonTable": ("json_table", "json_table"),
+    "MergeSupportFunc": ("merge_support_func", "merge_action"),
+}
+_JSON_FUNCTIONS = {
+    "JSON_EXISTS_OP": "json_exists",
+    "JSON_QUERY_OP": "json_query",
+    "JSON_VALUE_OP": "json_value",
+}
+
+
+def _newer(kind: str) -> Handler:
+    """Make the handler of a keyword that is an ordinary function's name on a server older than its grammar."""
+    generic = _generic(kind)
+    field, word = _WORDS[kind]
+    since = SQL_NODES[field].since * 10_000
+
+    def walk(walk: Walk, body: Body) -> None:
+        if walk.catalog.server_version < since:
+            _older(walk, word)
+        generic(walk, body)
+
+    return walk
+
+
+def _json_function(walk: Walk, body: Body) -> None:
+    if walk.catalog.server_version < SQL_NODES["json_func_expr"].since * 10_000:
+        _older(walk, _JSON_FUNCTIONS[body["op"]])
+    walk.children("JsonFuncExpr", body)
+
+
+def _older(walk: Walk, word: str) -> None:
+    """On such a server the text is a call of a function of that name, if there is one, else a syntax error."""
+    found = tuple(f.oid for f in walk.catalog.functions_named(None, word))
+    if found:
+        walk.call(Call(None, word, 0, "function", found, builtin=False))
+
+
+# --- the table ---------------------------------------------------------------------------------------------
+
+_LEAVES = ["Alias", "A_Const", "A_Star", "BitString", "Boolean", "CurrentOfExpr", "Float", "Integer", "JsonFormat", "ParamRef", "ReturningOption", "SQLValueFunction", "SetToDefault", "String", "CTESearchClause"]
+
+for _kind in grammar.PARTS:
+    HANDLERS[_kind] = _generic(_kind)
+for _kind in _LEAVES:
+    HANDLERS[_kind] = None
+for _kind in _WORDS:
+    HANDLERS[_kind] = _newer(_kind)
+HANDLERS |= {
+    "ColumnRef": _column,
+    "A_Indirection": _indirection,
+    "FuncCall": _function,
+    "A_Expr": _expression,
+    "TypeName": _type,
+    "TypeCast": _cast,
+    "CaseExpr": _case,
+    "SubLink": _sublink,
+    "SortBy": _sort,
+    "A_ArrayExpr": _array,
+    "JsonFuncExpr": _json_function,
+}
+equality = _equality
