@@ -31,6 +31,8 @@ class SqlguardError(Exception):
     #: Exit status of the command line: 1 refused or conflict, 2 usage, 3 approval required.
     exit_status = 1
     default_hint: str | None = None
+    #: Character of the statement that it is about, from 1; 0 when there is none.
+    position = 0
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
+from sqlguard.statement.text import SyntaxFault
 
 #: What a decision on these depends on besides text and search_path is the session's own history.
 _SESSION_BOUND = frozenset({Kind.EXECUTE, Kind.FETCH, Kind.CLOSE, Kind.DEALLOCATE})
@@ -106,7 +107,7 @@ class Gate:
         if verdict.effect > Effect.REWRITE:
             return Decision(statement, verdict, statement.text)
         try:
-            changed = rewrite(statement.text, statement.tree, self.context.catalog, session)
+            changed = rewrite(statement.text, None, self.context.catalog, session)
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
         if not changed.changed:
@@ -120,8 +121,12 @@ def refusal(text: str, fault: SqlguardError, statement: Statement | None = None)
     """Return the refused Decision that stands for *fault*, raised while *text* was read or rewritten."""
     effect = Effect.APPROVE if isinstance(fault, ApprovalRequired) else Effect.REFUSE
     rule = fault.rules[0] if fault.rules else type(fault).__name__
-    finding = Finding(rule, effect, fault.message, fault.hint, fault.detail, fault.sqlstate)
-    return Decision(statement or Statement(Kind.OTHER, text), Verdict(effect, (finding,)), text)
+    position = fault.position if isinstance(fault, SyntaxFault) else 0
+    # A text that PostgreSQL's grammar does not take is answered as PostgreSQL would.
+    sqlstate = "42601" if position else fault.sqlstate
+    finding = Finding(rule, effect, fault.message, fault.hint, fault.detail, sqlstate)
+    stands_for = statement or Statement(Kind.OTHER, text, details={"position": position})
+    return Decision(stands_for, Verdict(effect, (finding,)), text)
 
 
 def error(decision: Decision) -> SqlguardError:
@@ -136,6 +141,7 @@ def error(decision: Decision) -> SqlguardError:
     kind = _ERRORS.get(finding.sqlstate, Refused)
     made = kind(finding.message, detail=finding.detail, hint=finding.hint, rules=decision.verdict.rules)
     made.sqlstate = finding.sqlstate
+    made.position = int(decision.statement.details.get("position") or 0)
     return made
 
 

@@ -290,6 +290,10 @@ class Extended:
         else:
             self._send(EXECUTE, body, expect)
         await session.barrier()
+        if expect.failed is None and decision.kind in (Kind.BEGIN, Kind.COMMIT, Kind.ROLLBACK):
+            # In a pipeline the ReadyForQuery that says so comes only after the next messages.
+            chained = decision.statement.details.get("chain")
+            session.relay.status = b"T" if decision.kind is Kind.BEGIN or chained else b"I"
         session.followed(decision, expect)
 
     async def _dry(self, portal: Portal, body: bytes) -> None:

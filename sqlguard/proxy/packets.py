@@ -109,7 +109,12 @@ def error(fault: SqlguardError, *, severity: str = "ERROR", encoding: str = "utf
         ("C", fault.sqlstate),
         ("M", fault.message),
     ]
-    return message(b"E", _fields([*fields, ("D", fault.detail), ("H", fault.hint)], encoding))
+    return message(
+        b"E",
+        _fields(
+            [*fields, ("D", fault.detail), ("H", fault.hint), ("P", str(fault.position or ""))], encoding
+        ),
+    )
 
 
 def notice(text: str, *, detail: str | None = None, encoding: str = "utf-8") -> bytes:

@@ -237,22 +237,34 @@ class AgentSession:
     def _advance(self, decision: Decision) -> None:
         self.state = gates.advance(self.state, decision)
         statement = decision.statement
-        if statement.kind in (Kind.COMMIT, Kind.ROLLBACK):
-            self.dry_block = False
-            self.relay.status = b"I"
-        elif statement.kind is Kind.BEGIN:
-            self.dry_block = self.dry_run
-            # In a pipeline the ReadyForQuery that says so comes only after the next messages.
-            self.relay.status = b"T"
-        elif statement.kind in (Kind.SET, Kind.RESET, Kind.DISCARD):
-            self.follow_setting(statement.subject or "", statement.details.get("value"))
+        match statement.kind:
+            case Kind.COMMIT | Kind.ROLLBACK:
+                self.dry_block = False
+            case Kind.BEGIN:
+                self.dry_block = self.dry_run
+            case Kind.DISCARD:
+                if statement.details.get("target") == "DISCARD_ALL":
+                    self.follow_setting("all", None)
+            case Kind.SET | Kind.RESET:
+                values = statement.details.get("values")
+                value = values[0] if values else None
+                if statement.details.get("local") and statement.subject == "sqlguard.dry_run":
+                    self.dry_block = _is_on(value)
+                else:
+                    self.follow_setting(statement.subject or "all", value)
 
     def follow_setting(self, name: str, value: object) -> None:
         """Follow one of our own settings; `all` or nothing resets them."""
         text = "" if value is None else str(value)
-        if name in ("", "all"):
+        if name == "all":
             self.dry_run, self.said = False, Annotation()
         elif name == "sqlguard.dry_run":
-            self.dry_run = text.lower() in ("on", "true", "1", "yes", "t", "y")
+            self.dry_run = _is_on(text)
         elif name.startswith("sqlguard."):
             self.said = annotation.with_field(self.said, name.removeprefix("sqlguard."), text)
+
+
+def _is_on(value: str | None) -> bool:
+    """Read a boolean as PostgreSQL does for settings: any unambiguous beginning of the word."""
+    text = (value or "").lower()
+    return bool(text) and (text in ("on", "1") or "true".startswith(text) or "yes".startswith(text))
