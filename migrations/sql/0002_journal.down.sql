@@ -13,7 +13,7 @@ ALTER TABLE sqlguard.undone DROP CONSTRAINT undone_pkey;
 DELETE FROM sqlguard.undone a USING sqlguard.undone b
     WHERE a.change_set_id = b.change_set_id AND a.undo_id < b.undo_id;
 ALTER TABLE sqlguard.undone ADD PRIMARY KEY (change_set_id);
-DROP INDEX sqlguard.change_set_action;
+DROP INDEX sqlguard.change_set_action, sqlguard.change_set_table;
 ALTER TABLE sqlguard.change_set DROP COLUMN reverts, DROP COLUMN undo_id;
 ALTER TABLE sqlguard.event DROP COLUMN hash, DROP COLUMN prev_hash;
 GRANT UPDATE, DELETE, TRUNCATE ON sqlguard.action, sqlguard.event, sqlguard.change_set, sqlguard.row_change

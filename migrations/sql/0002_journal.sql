@@ -34,6 +34,7 @@ ALTER TABLE sqlguard.change_set
     ALTER COLUMN task_id DROP NOT NULL;
 CREATE INDEX change_set_undo ON sqlguard.change_set (undo_id) WHERE undo_id IS NOT NULL;
 CREATE INDEX change_set_reverts ON sqlguard.change_set (reverts) WHERE reverts IS NOT NULL;
+CREATE INDEX change_set_table ON sqlguard.change_set (relid, id);
 CREATE INDEX change_set_action ON sqlguard.change_set (action_id) WHERE action_id IS NOT NULL;
 -- A change set can be undone again after a redo, so one undo is not for ever.
 ALTER TABLE sqlguard.undone DROP CONSTRAINT undone_pkey, ADD PRIMARY KEY (change_set_id, undo_id);

@@ -21,6 +21,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import Refused, UndoConflict
+from sqlguard.postgres.images import Images, pin
 from sqlguard.postgres.undo_plan import (
     ChangeSet,
     Reference,
@@ -31,7 +32,8 @@ from sqlguard.postgres.undo_plan import (
     read_sets,
 )
 from sqlguard.postgres.undo_report import Conflict, Difference, TableCount, UndoReport
-from sqlguard.postgres.undo_steps import Mode, Shape, Steps, Work
+from sqlguard.postgres.undo_sql import Mode, Statements, Work
+from sqlguard.postgres.undo_steps import Done, reverse
 from sqlguard.postgres.undo_table import ROW, Target, read_target
 
 Progress = Callable[[int, int], None]
@@ -40,15 +42,6 @@ ON_CONFLICT = ("stop", "skip", "force")
 _LISTED = 1000
 #: The two halves of the advisory lock: the bytes of "sqlg", then 2 for undo.
 _LOCK = (0x73716C67, 2)
-# The settings under which the capture triggers write texts, so that they are read back as they were written.
-_SETTINGS = {
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "row_security": "off",
-}
 # Errors that mean a collision; the undo is then run again with every collision looked for beforehand.
 _COLLISIONS = (
     psycopg.errors.UniqueViolation,
@@ -103,15 +96,15 @@ class _Run:
     preview: bool
     on_conflict: str
     progress: Progress | None
+    _images: Images = field(init=False)
     _tables: dict[int, Target | None] = field(default_factory=dict)
-    _types: list[sql.Composable] = field(default_factory=list)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _differences: list[Difference] = field(default_factory=list)
-    _notes: list[str] = field(default_factory=list)
 
     def attempt(self, *, careful: bool) -> UndoReport:
-        for kept in (self._tables, self._types, self._counts, self._differences, self._notes):
+        for kept in (self._tables, self._counts, self._differences):
             kept.clear()
+        self._images = Images(self.conn)
         with self.conn.transaction() as transaction:
             report = self._undo(careful=careful)
             if self.preview or report.stopped:
@@ -132,10 +125,10 @@ class _Run:
             "INSERT INTO pg_temp.sqlguard_conflict VALUES (0, 0, '') RETURNING xmin::text"
         ).fetchone()
         assert own is not None  # noqa: S101 (RETURNING of one row)
-        steps = Steps(self.conn, Mode(own[0], force=self.on_conflict == "force", careful=careful))
+        run = Statements(self.conn, Mode(own[0], force=self.on_conflict == "force", careful=careful))
         undo_id = self._next("sqlguard.undo_id_seq")
         self._quiet(on=False)
-        self._all(steps, works, undo_id, total=sum(s.rows for s in sets))
+        self._all(run, works, undo_id, total=sum(s.rows for s in sets))
         self.conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
         self._quiet(on=True)
         return self._finish(undo_id, sets)
@@ -144,8 +137,7 @@ class _Run:
 
     def _prepare(self) -> str:
         """Pin the settings, make the table of conflicts; return the session's own search_path."""
-        for name, value in _SETTINGS.items():
-            self.conn.execute("SELECT set_config(%s, %s, true)", [name, value])
+        pin(self.conn)
         self.conn.execute(
             "CREATE TEMP TABLE sqlguard_conflict (change_set_id bigint, row_change_id bigint, reason text,"
             " PRIMARY KEY (change_set_id, row_change_id)) ON COMMIT DROP"
@@ -163,7 +155,7 @@ class _Run:
 
     def _works(self, sets: Sequence[ChangeSet], references: Sequence[Reference], path: str) -> list[Work]:
         shapes = {
-            (relid, shape): self._shape(target, shape)
+            (relid, shape): self._images.shape(target, shape)
             for relid, shape in {(s.relid, s.shape_id) for s in sets}
             if (target := self._tables[relid]) is not None
         }
@@ -183,37 +175,6 @@ class _Run:
             new = self._next("sqlguard.change_set_id_seq")
             works.append(Work(one, target, shapes[one.relid, one.shape_id], new, foreign[one.relid]))
         return works
-
-    def _shape(self, target: Target, shape_id: int) -> Shape:
-        """Return how images of that shape are read; a table that changed since needs a type of its own."""
-        row = self.conn.execute(
-            "SELECT columns, types FROM sqlguard.shape WHERE id = %s", [shape_id]
-        ).fetchone()
-        if row is None:
-            raise UndoConflict(f"the journal does not say how images of `{target.label}` are read")
-        columns, types = row
-        now = [(c.name, c.type) for c in target.columns]
-        if now == list(zip(columns, types, strict=True)):
-            return Shape(target.ident, tuple(columns), exact=True)
-        there = {c.name for c in target.columns}
-        lost = [c for c in columns if c not in there]
-        added = [c for c in target.by_name if c not in columns]
-        if lost:
-            self._notes.append(
-                f"`{target.label}` has no column {', '.join(lost)} any more: its values stay lost"
-            )
-        if added:
-            self._notes.append(
-                f"`{target.label}` has a new column {', '.join(added)}: it keeps its value or default"
-            )
-        name = sql.Identifier("pg_temp", f"sqlguard_shape_{len(self._types)}")
-        attributes = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(c), sql.SQL(t))
-            for c, t in zip(columns, types, strict=True)
-        )
-        self.conn.execute(sql.SQL("CREATE TYPE {} AS ({})").format(name, attributes))
-        self._types.append(name)
-        return Shape(name, tuple(columns), exact=False)
 
     def _foreign(self, relid: int, sets: Sequence[ChangeSet]) -> tuple[int, ...]:
         """Return newer sets on the table that are not in the scope and are still in effect."""
@@ -254,18 +215,23 @@ class _Run:
 
     # The work ----
 
-    def _all(self, steps: Steps, works: Sequence[Work], undo_id: int, *, total: int) -> None:
+    def _all(self, run: Statements, works: Sequence[Work], undo_id: int, *, total: int) -> None:
         done = 0
         for work in works:
-            op, rows = steps.reverse(work)
-            if rows:
-                self._counts[work.change.table, op] = self._counts.get((work.change.table, op), 0) + rows
-                self._record(work, op, rows, undo_id)
-                if self.preview and len(self._differences) < _LISTED:
-                    self._differences += self._look(work, op)
+            for step in reverse(run, work):
+                self._note(step, undo_id)
             done += work.change.rows
             if self.progress is not None:
                 self.progress(done, total)
+
+    def _note(self, step: Done, undo_id: int) -> None:
+        if not step.rows:
+            return
+        at = step.work.change.table, step.op
+        self._counts[at] = self._counts.get(at, 0) + step.rows
+        self._record(step.work, step.op, step.rows, undo_id)
+        if self.preview and len(self._differences) < _LISTED:
+            self._differences += self._look(step.work, step.op)
 
     def _record(self, work: Work, op: str, rows: int, undo_id: int) -> None:
         """Write the undo's own change set, last: its number of rows is known by now."""
@@ -314,9 +280,8 @@ class _Run:
     # After ----
 
     def _finish(self, undo_id: int, sets: Sequence[ChangeSet]) -> UndoReport:
-        for name in self._types:
-            self.conn.execute(sql.SQL("DROP TYPE {}").format(name))
         count, conflicts = self._conflicts(sets)
+        self._images.close()
         stopped = count > 0 and self.on_conflict == "stop"
         tables = tuple(TableCount(t, op, n) for (t, op), n in sorted(self._counts.items()))
         report = UndoReport(
@@ -328,7 +293,7 @@ class _Run:
             conflicts=conflicts,
             conflict_count=count,
             differences=tuple(self._differences),
-            notes=tuple(self._notes),
+            notes=tuple(self._images.notes),
         )
         if not (self.preview or stopped):
             self._write(undo_id, sets, report)
@@ -382,15 +347,16 @@ class _Run:
             )
             found = self.conn.execute(query).fetchone()
             current = found[0] if found else None
-            wanted = self._wanted(target, row)
+            wanted = self._wanted(one, target, row["before"])
         return Conflict(one.table, key, row["reason"], current, wanted, one.id)
 
-    def _wanted(self, target: Target, row: dict[str, Any]) -> dict[str, Any] | None:
-        if row["before"] is None or self._types:
+    def _wanted(self, one: ChangeSet, target: Target, image: str | None) -> dict[str, Any] | None:
+        if image is None:
             return None
-        query = sql.SQL("SELECT to_jsonb(%s::text::{})").format(target.ident)
-        found = self.conn.execute(query, [row["before"]]).fetchone()
-        return found[0] if found else None
+        shape = self._images.shape(target, one.shape_id)
+        found = self.conn.execute(sql.SQL("SELECT to_jsonb(%s::text::{})").format(shape.row_type), [image])
+        row = found.fetchone()
+        return row[0] if row else None
 
     def _next(self, sequence: str) -> int:
         row = self.conn.execute("SELECT nextval(%s::text::regclass)", [sequence]).fetchone()

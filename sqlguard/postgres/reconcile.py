@@ -1,0 +1,78 @@
+"""
+Settle actions that have an intent and no end, after a crash of the door or of its connection.
+
+The evidence is the database's own: row changes are written in the transaction of the change, so an action
+with visible change sets was committed, and one without has changed no guarded row for good. Nothing is
+guessed; an action whose session may still be at work is left for the next time.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import class_row
+
+from sqlguard.postgres.journal import record_event
+
+# A session that is still in a transaction may yet commit, and so may a prepared transaction of its role.
+# That one is in a transaction everybody can see in pg_locks; pg_stat_activity hides it from other roles.
+_UNSETTLED = """
+    SELECT a.id AS action, a.task_id AS task,
+           CASE WHEN c.sets > 0 THEN 'committed' ELSE 'no changes' END AS outcome,
+           c.sets, c.rows, c.txids, c.statuses
+    FROM sqlguard.action a
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS sets, coalesce(sum(s.rows), 0)::bigint AS rows,
+               coalesce(array_agg(DISTINCT s.txid::text), '{}') AS txids,
+               coalesce(array_agg(DISTINCT coalesce(pg_xact_status(s.txid), 'too old to tell')), '{}') AS statuses
+        FROM sqlguard.change_set s WHERE s.action_id = a.id
+    ) c
+    WHERE a.verdict IN ('allow', 'rewrite')
+      AND a.at < clock_timestamp() - %(after)s::interval
+      AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind <> 'started')
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity b JOIN pg_catalog.pg_locks l USING (pid)
+                      WHERE b.pid = a.backend_pid AND b.usename = a.role AND l.locktype = 'virtualxid')
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts p WHERE p.owner = a.role)
+    ORDER BY a.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What was found of one action: `outcome` is `committed` or `no changes`, the rest is the evidence."""
+
+    action: int
+    task: str
+    outcome: str
+    sets: int
+    rows: int
+    txids: list[str]
+    statuses: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "action": self.action,
+            "task": self.task,
+            "outcome": self.outcome,
+            "change_sets": self.sets,
+            "rows": self.rows,
+            "txids": self.txids,
+            "statuses": self.statuses,
+        }
+
+
+def reconcile(conn: psycopg.Connection[Any], *, after: timedelta = timedelta(seconds=30)) -> list[Settled]:
+    """
+    Write a `reconciled` event for every unsettled action older than *after*; return what was settled.
+
+    Must run as the operator. Safe to repeat and to run from several places: a lock lets one work at a time.
+    """
+    with conn.transaction():
+        # The bytes of "sqlg", then 3 for reconcile.
+        conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", [0x73716C67, 3])
+        with conn.cursor(row_factory=class_row(Settled)) as cursor:
+            found = cursor.execute(_UNSETTLED, {"after": after}).fetchall()
+        for one in found:
+            record_event(conn, one.action, "reconciled", one.as_dict())
+    return found

@@ -1,0 +1,160 @@
+"""
+What stands in the way of taking a row back; every find goes to the table sqlguard_conflict of the undo.
+
+Before the change (only these rows are left out then): rows that others refer to, parents that are gone,
+unique values that are taken. After it: rows that were left over, because somebody had changed them.
+"""
+
+from psycopg import sql
+
+from sqlguard.postgres.undo_sql import Statements, Work
+from sqlguard.postgres.undo_table import ROW, SRC, Key
+
+_IMAGE = sql.SQL("({}.image)").format(SRC)
+
+
+def find_referenced(run: Statements, work: Work) -> None:
+    """A row that others refer to now must not be removed: their rows would go with it, or it fails."""
+    for key in work.target.children:
+        # Rows of the same set may refer to one another.
+        itself: sql.Composable = sql.SQL("true")
+        if key.child == key.parent:
+            same = [
+                sql.SQL("child.{}::text = other.now_key[{}]").format(sql.Identifier(k), sql.Literal(n))
+                for n, k in enumerate(work.keys, 1)
+            ]
+            itself = _none_of_set(sql.SQL(" AND ").join(same))
+        run.run(
+            work,
+            """
+            WITH {src} AS MATERIALIZED ({rows})
+            INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+            SELECT {old}, {src}.id, {reason}
+            FROM {src} JOIN {table} AS {row} ON {matches}
+            WHERE {untouched} AND EXISTS (SELECT FROM {child} AS child WHERE {joins} AND {itself})
+            ON CONFLICT DO NOTHING
+            """,
+            child=sql.SQL(key.child_name),
+            joins=key.joins(sql.Identifier("child"), ROW),
+            itself=itself,
+            reason=sql.Literal(f"rows of `{key.child_name}` refer to it"),
+        )
+
+
+def find_orphans(run: Statements, work: Work) -> None:
+    """A row whose parent is gone, or deleted softly, can't come back."""
+    for key in work.target.parents:
+        if key.deferrable or any(c not in work.shape.columns for c in key.columns):
+            continue  # checked by PostgreSQL when all is back
+        given = [sql.SQL("{}.{} IS NOT NULL").format(_IMAGE, sql.Identifier(c)) for c in key.columns]
+        run.run(
+            work,
+            """
+            WITH {src} AS MATERIALIZED ({images})
+            INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+            SELECT {old}, {src}.id, {reason} FROM {src}
+            WHERE {given} AND {itself}
+              AND NOT EXISTS (SELECT FROM {parent} AS parent WHERE {joins} AND {living})
+            ON CONFLICT DO NOTHING
+            """,
+            given=sql.SQL(" AND ").join(given),
+            parent=sql.SQL(key.parent_name),
+            joins=key.joins(_IMAGE, sql.Identifier("parent")),
+            living=sql.SQL("parent.deleted_at IS NULL" if key.parent_soft else "true"),
+            itself=_parent_in_set(key),
+            reason=sql.Literal(f"the row of `{key.parent_name}` that it refers to is gone"),
+        )
+
+
+def find_taken(run: Statements, work: Work) -> None:
+    """A unique value that another row has by now (not one of this set) can't be taken back."""
+    marked = work.change.op == "soft_delete"
+    wanted = run.fill("SELECT {src}.id, {src}.now_key, ({src}.image).* FROM ({images}) {src}", work)
+    if marked:
+        wanted = run.fill(
+            "SELECT {src}.id, {src}.now_key, {row}.* FROM ({rows}) {src} JOIN {table} {row} ON {matches}",
+            work,
+        )
+    for unique in work.target.uniques:
+        names = [sql.Identifier(f"sg key {n}") for n in range(len(unique.keys))]
+        named = [sql.SQL("{} AS {}").format(sql.SQL(k), n) for k, n in zip(unique.keys, names, strict=True)]
+        where = sql.SQL(unique.predicate or "true")
+        run.run(
+            work,
+            """
+            WITH wanted AS MATERIALIZED (
+                SELECT x.id AS "sg id", {keys} FROM ({wanted}) x WHERE {mine}),
+            others AS (
+                SELECT {key_of_other} AS "sg now", {keys} FROM {table} x WHERE {where})
+            INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+            SELECT {old}, w."sg id", {reason} FROM wanted w JOIN others o ON {equal}
+            WHERE NOT EXISTS (SELECT FROM ({rows}) s WHERE s.now_key = o."sg now")
+            ON CONFLICT DO NOTHING
+            """,
+            wanted=wanted,
+            keys=sql.SQL(", ").join(named),
+            where=where,
+            # Unmarked rows will fulfil the predicate of an index over live rows; before, they do not.
+            mine=sql.SQL("true") if marked else where,
+            key_of_other=work.target.key_of(work.keys, sql.Identifier("x")),
+            equal=sql.SQL(" AND ").join(sql.SQL("w.{0} = o.{0}").format(n) for n in names),
+            reason=sql.Literal(f"another row has its value of `{unique.name}`"),
+        )
+
+
+def left_over(run: Statements, work: Work, reason: str) -> None:
+    """Rows of the set that are there but were not touched, because somebody else changed them."""
+    still = sql.SQL("{}.deleted_at IS NOT NULL" if work.change.op == "soft_delete" else "{}.xmin <> {}::xid")
+    run.run(
+        work,
+        """
+        INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+        SELECT {old}, {src}.id, {reason} FROM ({rows}) {src} JOIN {table} AS {row} ON {matches}
+        WHERE {still} ON CONFLICT DO NOTHING
+        """,
+        reason=sql.Literal(reason),
+        still=still.format(ROW, sql.Literal(run.mode.own)),
+    )
+
+
+def missing(run: Statements, work: Work, reason: str = "the row is gone") -> None:
+    """Rows of the set that are not there."""
+    run.run(
+        work,
+        """
+        INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+        SELECT {old}, {src}.id, {reason} FROM ({rows}) {src}
+        WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches}) ON CONFLICT DO NOTHING
+        """,
+        reason=sql.Literal(reason),
+    )
+
+
+def not_inserted(run: Statements, work: Work) -> None:
+    """Rows of the set that are not among those that the undo has just written."""
+    run.run(
+        work,
+        """
+        INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+        SELECT {old}, {src}.id, 'the key or a unique value is taken' FROM ({rows}) {src}
+        WHERE NOT EXISTS (SELECT FROM sqlguard.row_change r WHERE r.change_set_id = {new} AND r.key = {src}.key)
+        ON CONFLICT DO NOTHING
+        """,
+    )
+
+
+def _parent_in_set(key: Key) -> sql.Composable:
+    if key.child != key.parent:
+        return sql.SQL("true")
+    pairs = zip(key.columns, key.ref_columns, key.operators, strict=True)
+    same = [
+        sql.SQL("(other.image).{} OPERATOR({}) {}.{}").format(
+            sql.Identifier(there), sql.SQL(operator), _IMAGE, sql.Identifier(here)
+        )
+        for here, there, operator in pairs
+    ]
+    return _none_of_set(sql.SQL(" AND ").join(same))
+
+
+def _none_of_set(same: sql.Composable) -> sql.Composable:
+    return sql.SQL("NOT EXISTS (SELECT FROM {} AS other WHERE {})").format(SRC, same)

@@ -1,0 +1,169 @@
+"""
+How the statements of an undo are put together: the parts that all of them share.
+
+A row may be touched when its `xmin` is that of the change set's own row in `sqlguard.change_set`: the trigger
+wrote both in the same (sub)transaction as the agent's change, so any later change by anybody gives the row
+another xmin. No after image is needed, and savepoints do no harm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from sqlguard.postgres.images import Shape
+from sqlguard.postgres.undo_plan import ChangeSet
+from sqlguard.postgres.undo_table import ROW, SRC, Target
+
+#: Below so many rows the key's index is the way in, whatever stale statistics say; above, a hash join is.
+_FEW = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One change set with all that taking it back needs; `new` is the id of the undo's own change set."""
+
+    change: ChangeSet
+    target: Target
+    shape: Shape
+    new: int
+    #: Sets on this table that are newer than the oldest of the scope, in effect, and not of the scope.
+    foreign: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        return self.change.key_columns or []
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """`own` is the xmin of what this undo writes; `careful` looks for every collision before writing."""
+
+    own: str
+    force: bool = False
+    careful: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Runs statements about a Work inside the caller's transaction."""
+
+    conn: psycopg.Connection[Any]
+    mode: Mode
+
+    def next_id(self) -> int:
+        row = self.conn.execute("SELECT nextval('sqlguard.change_set_id_seq')").fetchone()
+        assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
+        return int(row[0])
+
+    def another(self, work: Work) -> Work:
+        """Return *work* with a further change set of the undo's own."""
+        return replace(work, new=self.next_id())
+
+    def advise(self, rows: int) -> None:
+        """Statistics of the journal are always old, but the number of rows is known: plan with that."""
+        few = "off" if rows <= _FEW else "on"
+        many = "on" if rows <= _FEW else "off"
+        self.conn.execute(
+            "SELECT set_config('enable_hashjoin', %(few)s, true),"
+            " set_config('enable_mergejoin', %(few)s, true), set_config('enable_nestloop', %(many)s, true)",
+            {"few": few, "many": many},
+        )
+
+    def run(self, work: Work, text: LiteralString, **parts: sql.Composable) -> int:
+        """Run *text*, filled in, and return how many rows it wrote."""
+        return self.conn.execute(self.fill(text, work, **parts)).rowcount
+
+    def fill(self, text: LiteralString, work: Work, **parts: sql.Composable) -> sql.Composed:
+        """
+        Fill in what statements about a change set speak of.
+
+        `src`: alias of the set's rows; `row`: alias of the table; `rows`, `images`: the set's rows without
+        and with their images; `matches`: the row is the one; `untouched`: nobody changed it since;
+        `unblocked`: no conflict was found for it; `old`, `new`: the set, and the undo's own.
+        """
+        target = work.target
+        key = sql.SQL("{}.key" if work.change.op == "delete" else "{}.now_key").format(SRC)
+        return sql.SQL(text).format(
+            **{
+                "src": SRC,
+                "row": ROW,
+                "table": target.ident,
+                "old": sql.Literal(work.change.id),
+                "new": sql.Literal(work.new),
+                "own": sql.Literal(self.mode.own),
+                "rows": _rows(work.change),
+                "images": _images(work),
+                "matches": target.matches(work.keys, key),
+                "key_of_row": target.key_of(work.keys, ROW),
+                "untouched": self._untouched(work),
+                "unblocked": _unblocked(work.change),
+                **parts,
+            }
+        )
+
+    def values(self, columns: Sequence[str]) -> sql.Composable:
+        """Return the wanted values of *columns*, out of the image."""
+        return sql.SQL(", ").join(
+            sql.SQL("({}.image).{}").format(SRC, sql.Identifier(name)) for name in columns
+        )
+
+    def _untouched(self, work: Work) -> sql.Composable:
+        change = work.change
+        if change.op == "soft_delete":
+            return sql.SQL(
+                "{}.deleted_at = (SELECT c.statement_at FROM sqlguard.change_set c WHERE c.id = {})"
+            ).format(ROW, sql.Literal(change.id))
+        if self.mode.force:
+            return sql.SQL("true")
+        # Besides the set's own xmin: what this undo, or an earlier one, put back after a newer change.
+        accepted = sql.SQL(
+            "{row}.xmin = ANY (ARRAY(SELECT c.xmin FROM sqlguard.change_set c WHERE c.id = {old}"
+            " OR (c.reverts > {old} AND c.relid = {relid})) || {own}::xid)"
+        ).format(
+            row=ROW,
+            old=sql.Literal(change.id),
+            relid=sql.Literal(change.relid),
+            own=sql.Literal(self.mode.own),
+        )
+        if not work.foreign:
+            return accepted
+        return sql.SQL(
+            "{accepted} AND NOT EXISTS (SELECT FROM sqlguard.row_change f"
+            " WHERE f.change_set_id = ANY({foreign}) AND f.change_set_id > {old}"
+            " AND {src}.now_key IN (f.key, f.new_key))"
+        ).format(
+            accepted=accepted, foreign=sql.Literal(list(work.foreign)), old=sql.Literal(change.id), src=SRC
+        )
+
+
+def _unblocked(change: ChangeSet) -> sql.Composable:
+    return sql.SQL(
+        "NOT EXISTS (SELECT FROM pg_temp.sqlguard_conflict x"
+        " WHERE x.change_set_id = {} AND x.row_change_id = {}.id)"
+    ).format(sql.Literal(change.id), SRC)
+
+
+def _rows(change: ChangeSet) -> sql.Composable:
+    """Return the rows of the set: id, key at the time before, key at the time after."""
+    skipped: sql.Composable = sql.SQL("")
+    if change.pending is not None:
+        skipped = sql.SQL(
+            " JOIN sqlguard.undo_skipped s ON s.change_set_id = r.change_set_id AND s.row_change_id = r.id"
+            " AND s.undo_id = {}"
+        ).format(sql.Literal(change.pending))
+    return sql.SQL(
+        "SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key FROM sqlguard.row_change r{}"
+        " WHERE r.change_set_id = {}"
+    ).format(skipped, sql.Literal(change.id))
+
+
+def _images(work: Work) -> sql.Composable:
+    """Return the rows with their images; OFFSET 0 has each text read once, not once a column."""
+    return sql.SQL(
+        "SELECT q.id, q.key, q.now_key, q.image FROM ("
+        "SELECT i.id, i.key, i.now_key, b.before::{} AS image FROM ({}) i"
+        " JOIN sqlguard.row_change b ON b.change_set_id = {} AND b.id = i.id OFFSET 0) q"
+    ).format(work.shape.row_type, _rows(work.change), sql.Literal(work.change.id))
