@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import fresh_database
+from servers import Database, fit_to_server, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
 
@@ -23,6 +23,21 @@ def task(shop: World) -> Iterator[Task]:
     yield opened
     shop.run("undo", "--task", opened.id)
     shop.run("task", "end", opened.id)
+
+
+@pytest.fixture(scope="module")
+def guard_schema_module(server: EmbeddedServer, shared: Path) -> Iterator[Database]:
+    """The handed schema in a database of this module."""
+    path = shared / "corpus" / "guard_schema.sql"
+    if not path.is_file():
+        pytest.skip("the schema of the guard cases is not there")
+    with fresh_database(server) as database:
+        with database.connect() as conn:
+            text, missing = fit_to_server(path.read_text(encoding="utf-8"), conn)
+            if "cube" in missing:
+                pytest.skip(f"PostgreSQL {server.version} is here without the extension cube")
+            conn.execute(text.encode())
+        yield database
 
 
 @pytest.fixture
