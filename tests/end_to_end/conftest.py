@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from end_to_end.shop import Task, World, shop_world
 from servers import Database, fit_to_server, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
-
-from end_to_end.shop import Task, World, shop_world
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ import pytest
 import yaml
 from end_to_end.inprocess import proxied
 from servers import Database
+from sqlguard.postgres.guard_table import guard_tables
+from sqlguard.postgres.policy_apply import apply_policy
+from sqlguard.postgres.tasks import end_task, open_task
 
 from sqlguard.dsn import url
 from sqlguard.policy import parse_policy
-from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.migrate import migrate
-from sqlguard.postgres.policy_apply import apply_policy
-from sqlguard.postgres.tasks import end_task, open_task
 from sqlguard.postgres.undo import undo
 
 POLICY = """

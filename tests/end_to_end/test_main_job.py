@@ -4,7 +4,6 @@ import time
 
 import psycopg
 import pytest
-
 from end_to_end.shop import TABLES, Task, World
 
 
