@@ -270,12 +270,19 @@ class Catalog:
 
     @cached_property
     def soft_spellings(self) -> tuple[bytes, ...]:
-        """Lower-case UTF-8 of every name by which a text can reach a soft table: its own, a parent's, a view's."""
+        """
+        Lower-case UTF-8 of every name by which a text can reach a soft table.
+
+        Its own, a parent's, any view's, and a function's that returns its rows.
+        """
         if not self.soft:
             return ()
         names = {t.name for t in self.tables.values() if t.kind in "vm"}
         for oid in self.soft:
             names |= {t.name for t in self._lineage(self.tables[oid])}
+        rows = {t.oid for t in self.types.values() if t.relation in self.soft}
+        rows |= {t.oid for t in self.types.values() if t.element in rows}
+        names |= {f.name for f in self.functions.values() if f.return_type in rows}
         return tuple(sorted(name.replace('"', '""').encode().lower() for name in names))
 
     def _soft_guard(self, table: Table) -> Table | None:

@@ -13,9 +13,10 @@ from typing import Any
 import postgast
 import psycopg
 from psycopg import sql
+from psycopg.types.string import TextLoader
 from servers import Database
 
-from sqlguard.catalog import Catalog, Column, Guard, Table, Type, Unique
+from sqlguard.catalog import Catalog, Column, Function, Guard, Table, Type, Unique
 from sqlguard.errors import SqlguardError
 from sqlguard.rewrite import rewrite
 from sqlguard.statement.model import Session
@@ -70,6 +71,9 @@ class Worlds:
             self.database.dsn_for(AGENT, "x"), options=f"-csearch_path={schema} -ctimezone=UTC"
         )
         conn.prepare_threshold = None
+        # A whole row of a soft table is a `record`; the text is the same, the type is not.
+        for name in ("record", "record[]"):
+            conn.adapters.register_loader(name, TextLoader)
         return conn
 
     def build(self, setup: str, soft_tables: Iterable[str], extra: str = "") -> None:
@@ -121,7 +125,8 @@ class Worlds:
     def visible(self, table: str) -> tuple[list[Any], list[Any]]:
         """Return the rows that the agent sees of *table* in both worlds."""
         found = next(t for t in self.catalog.tables.values() if t.name == table)
-        columns = sql.SQL(", ").join(sql.Identifier(c) for c in found.visible_columns)
+        hidden = BOOKKEEPING if found.oid in self.catalog.soft else ()
+        columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in found.columns if c.name not in hidden)
         query = sql.SQL("SELECT {} FROM {} ORDER BY 1, 2").format(columns, sql.Identifier(table))
         return self.hard.execute(query).fetchall(), self.soft.execute(query).fetchall()
 
@@ -129,6 +134,10 @@ class Worlds:
 def ask(conn: psycopg.Connection[Any], text: str) -> Answer:
     try:
         with conn.cursor() as cursor:
+            if text.lower().startswith("copy"):
+                with cursor.copy(text.encode()) as copy:
+                    rows = tuple(bytes(part) for part in copy)
+                return Answer(cursor.statusmessage, (), rows)
             cursor.execute(text.encode())
             if cursor.description is None:
                 return Answer(cursor.statusmessage, (), ())
@@ -188,7 +197,14 @@ def read_catalog(conn: psycopg.Connection[Any], schema: str, soft: set[str]) -> 
             [schema],
         ).fetchall()
     }
-    return Catalog("1", version, tables, types=types, schemas=frozenset({schema}))
+    functions = {
+        oid: Function(oid, schema, name, tuple(types_of), ())
+        for oid, name, types_of in conn.execute(
+            "SELECT oid, proname, proargtypes::oid[] FROM pg_proc WHERE pronamespace = %s::regnamespace",
+            [schema],
+        ).fetchall()
+    }
+    return Catalog("1", version, tables, functions, types=types, schemas=frozenset({schema}))
 
 
 def _columns(conn: psycopg.Connection[Any], oid: int) -> tuple[Column, ...]:

@@ -65,8 +65,7 @@ def whole_row(scope: Scope, ref: Any) -> Item | None:
     if found is None or not found[1].hides:
         return None
     item = found[1]
-    if item.role == "new":
-        raise _new_row()
+    refuse_new_row(item)
     if not star and any(level.candidates(names[0]) for level in scope.levels()):
         return None
     if not star and _may_be_anything(scope):
@@ -182,18 +181,19 @@ def _qualified(scope: Scope, level: Scope, item: Item | None, name: str) -> str:
 
 
 def _check(item: Item, name: str) -> None:
-    if item.role == "new" and item.soft:
-        raise _new_row()
+    refuse_new_row(item)
     if any(c.hidden and c.name == name for c in item.columns):
         raise reads(name, item.name)
 
 
-def _new_row() -> Refused:
-    return Refused(
-        "a deleted row has no new version to return",
-        hint="name the columns without NEW",
-        rules=("new_row_of_delete",),
-    )
+def refuse_new_row(item: Item) -> None:
+    """Refuse NEW in RETURNING of a DELETE, where PostgreSQL gives NULLs and an UPDATE would give values."""
+    if item.role == "new":
+        raise Refused(
+            "a deleted row has no new version to return",
+            hint="name the columns without NEW",
+            rules=("new_row_of_delete",),
+        )
 
 
 def _owner(names: list[str]) -> tuple[str, str | None]:

@@ -39,17 +39,27 @@ class Edits:
 
     def apply(self, source: bytes) -> Spliced:
         """Return *source* with every edit made; two edits of the same bytes are a fault of ours."""
-        parts: list[str] = []
+        text = ""
         copied: list[Copied] = []
-        new = old = offset = 0
-        for start, end, _, text in [*sorted(self._edits), (len(source), len(source), 0, "")]:
+        old = offset = 0
+        for start, end, _, ours in [*sorted(self._edits), (len(source), len(source), 0, "")]:
             if start < offset:
                 raise NotUnderstood("two rewrites meet in one place", rules=("rewrite-not-placed",))
             kept = source[offset:start].decode()
             if kept:
-                copied.append(Copied(new, old, len(kept)))
-            parts += (kept, text)
-            new += len(kept) + len(text)
+                text += _blank(text, kept)
+                copied.append(Copied(len(text), old, len(kept)))
+                text += kept
+            text += _blank(text, ours) + ours
             old += len(kept) + len(source[start:end].decode())
             offset = end
-        return Spliced("".join(parts), tuple(copied))
+        return Spliced(text, tuple(copied))
+
+
+def _blank(before: str, after: str) -> str:
+    """Return what keeps two words apart that stood next to a quote, as in `RETURNING"a"`."""
+    return " " if _ends_word(before[-1:]) and _ends_word(after[:1]) else ""
+
+
+def _ends_word(character: str) -> bool:
+    return bool(character) and (character.isalnum() or character in "_$" or not character.isascii())

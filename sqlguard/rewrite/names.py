@@ -2,7 +2,7 @@
 Which table a name means, and which of its columns agents must not see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,20 @@ class SoftTables:
 
     def is_soft(self, table: Table | None) -> bool:
         return table is not None and table.oid in self.catalog.soft
+
+    def row_type(self, oid: int) -> Table | None:
+        """Return the soft table whose row type, or an array of them, *oid* is."""
+        found = self.catalog.types.get(oid)
+        while found is not None and found.element:
+            found = self.catalog.types.get(found.element)
+        table = self.catalog.tables.get(found.relation) if found is not None else None
+        return table if self.is_soft(table) else None
+
+    def returned_by(self, names: Sequence[str]) -> Table | None:
+        """Return the soft table whose rows a function called *names* may return."""
+        schema = names[-2] if len(names) > 1 else None
+        functions = self.catalog.functions_named(schema, names[-1])
+        return next((t for f in functions if (t := self.row_type(f.return_type)) is not None), None)
 
     def below(self, table: Table) -> Iterator[Table]:
         """Yield the soft tables that inherit from *table*."""

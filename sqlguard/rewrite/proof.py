@@ -38,6 +38,14 @@ PLACES = frozenset(
 )
 #: Lists in which a star stands for columns.
 _COLUMN_LISTS = frozenset({("SelectStmt", "target_list"), ("ReturningClause", "exprs"), ("RowExpr", "args")})
+#: Statements with columns to return, and where their FROM and their target are.
+_STATEMENTS: dict[str, tuple[str, str]] = {
+    "SelectStmt": ("from_clause", ""),
+    "InsertStmt": ("", "relation"),
+    "UpdateStmt": ("from_clause", "relation"),
+    "DeleteStmt": ("using_clause", "relation"),
+    "MergeStmt": ("source_relation", "relation"),
+}
 _MARKS = parse(marks.UPDATE).update_stmt.target_list
 
 
@@ -56,6 +64,8 @@ class _Proof:
     def __init__(self, tables: SoftTables, sight: Sight) -> None:
         self.tables = tables
         self.sight = sight
+        #: What is in FROM, for each statement that is being compared, innermost last.
+        self._owners: list[list[str | None]] = []
         self._changes: dict[str, Callable[[Any, Any], bool]] = {
             "ColumnRef": self._same_column,
             "CopyStmt": self._same_copy,
@@ -72,7 +82,23 @@ class _Proof:
             return self._same_node(old, new)
         if kind != new.DESCRIPTOR.name:
             return False
-        return self._changes.get(kind, self._same_fields)(old, new)
+        if kind not in _STATEMENTS:
+            return self._changes.get(kind, self._same_fields)(old, new)
+        return self._within(old, lambda: self._changes.get(kind, self._same_fields)(old, new))
+
+    def _within(self, statement: Any, compare: Callable[[], bool]) -> bool:
+        """Compare while the FROM of *statement* is in sight."""
+        source, target = _STATEMENTS[statement.DESCRIPTOR.name]
+        found = self.sight.owners([pg.Node(range_var=getattr(statement, target))] if target else [])
+        sources = getattr(statement, source) if source else []
+        more = self.sight.owners([sources] if hasattr(sources, "DESCRIPTOR") else sources)
+        # MERGE returns its source first.
+        merge = statement.DESCRIPTOR.name == "MergeStmt"
+        self._owners.append(more + found if merge else found + more)
+        try:
+            return compare()
+        finally:
+            self._owners.pop()
 
     def _same_fields(self, old: Any, new: Any, skip: frozenset[str] = frozenset()) -> bool:
         skip |= PLACES
@@ -99,7 +125,7 @@ class _Proof:
         was, before = unwrap(old)
         became, after = unwrap(new)
         if was == "delete_stmt" and self._is_soft(before.relation):
-            return became == "update_stmt" and self._same_delete(before, after)
+            return became == "update_stmt" and self._within(before, lambda: self._same_delete(before, after))
         if became == "sub_link" and was in ("column_ref", "a_indirection"):
             return self.sight.is_row_of(names_of(old), after)
         if was == "select_stmt" and before.values_lists:
@@ -214,7 +240,9 @@ class _Proof:
         true = kind == "a_const" and quals.boolval.boolval
         condition = bool(named) or true or (kind is None and new.jointype == pg.JOIN_INNER)
         changed = frozenset({"is_natural", "using_clause", "quals"})
-        return condition and not self.sight.any_hidden(named) and self._same_fields(old, new, changed)
+        if not condition or self.sight.any_hidden(named) or not self.sight.is_natural(old, named):
+            return False
+        return self._same_fields(old, new, changed)
 
     def _same_values(self, old: Any, new: Any) -> bool:
         rows = zip(old.values_lists, new.values_lists, strict=False)
@@ -234,7 +262,7 @@ class _Proof:
                     end
                     for start in reach
                     for end in range(start + 1, len(new) + 1)
-                    if self.sight.is_expansion(entry, new[start:end])
+                    if self.sight.is_expansion(entry, new[start:end], self._owners[-1])
                 }
             reach = further
         return len(new) in reach

@@ -9,6 +9,7 @@ from typing import Any
 from postgast import pg_query_pb2 as pg
 
 from sqlguard.catalog import Table
+from sqlguard.errors import Refused
 from sqlguard.rewrite import natural, walk
 from sqlguard.rewrite.scope import Column, Columns, Element, Item, Join, Scope, columns, known, nullable
 from sqlguard.rewrite.work import Ctes, Work, reads
@@ -53,7 +54,15 @@ def element(work: Work, node: Any, ctes: Ctes, scope: Scope) -> Element:
         for part in (*value.args, value.repeatable):
             walk.expression(work, part, scope, ctes)
         return element(work, value.relation, ctes, scope)
-    walk.expression(work, value, scope, ctes)
+    if kind == "range_function":
+        for function in value.functions:
+            called = function.list.items[0]
+            if called.HasField("func_call"):
+                walk.arguments(work, called.func_call, scope, ctes)
+            else:
+                walk.expression(work, called, scope, ctes)
+    else:
+        walk.expression(work, value, scope, ctes)
     return _function(work, kind, value)
 
 
@@ -104,23 +113,37 @@ def _aliased(found: tuple[Column, ...], node: Any) -> tuple[Column, ...]:
 def _function(work: Work, kind: str, node: Any) -> Item:
     """Return the item for a function, XMLTABLE or JSON_TABLE."""
     name: str | None = node.alias.aliasname if node.HasField("alias") else None
-    called = ""
-    alone = False
-    if kind == "range_function":
-        first = node.functions[0].list.items[0]
-        called = first.func_call.funcname[-1].string.sval if first.HasField("func_call") else ""
-        alone = len(node.functions) == 1 and not node.ordinality
-    else:
-        called = "xmltable" if kind == "range_table_func" else "json_table"
     listed = [n.string.sval for n in node.alias.colnames]
-    if kind == "range_function" and node.coldeflist:
+    if kind != "range_function":
+        called = "xmltable" if kind == "range_table_func" else "json_table"
+        return Item(name or called, tuple(Column(n) for n in listed), known=False, open=True)
+    first = node.functions[0].list.items[0]
+    names_of = [n.string.sval for n in first.func_call.funcname] or [""]
+    called = names_of[-1]
+    alone = len(node.functions) == 1 and not node.ordinality
+    if node.coldeflist:
         listed = listed or [c.column_def.colname for c in node.coldeflist]
         return Item(name or called or None, tuple(Column(n) for n in listed))
+    returned = work.tables.returned_by(names_of)
+    if returned is not None:
+        return _rows_of(work, node, name or called, returned if alone else None)
     builtin = alone and called in _FUNCTIONS and not work.tables.catalog.functions_named(None, called)
     if builtin:
         names = _FUNCTIONS[called] or (name or called,)
         return Item(name or called, tuple(Column(n) for n in (*listed, *names[len(listed) :])))
     return Item(name or called or None, tuple(Column(n) for n in listed), known=False, open=True)
+
+
+def _rows_of(work: Work, node: Any, name: str, table: Table | None) -> Item:
+    """Return the item for a function that returns rows of the soft *table*, hidden columns included."""
+    if table is None:
+        raise Refused(
+            f"which columns `{name}` returns can't be told here",
+            hint="call the function alone, without ROWS FROM and WITH ORDINALITY",
+            rules=("function_reads_managed_table",),
+        )
+    hidden = work.tables.hidden(table)
+    return Item(name, _aliased(tuple(Column(c.name, c.name in hidden) for c in table.columns), node))
 
 
 def _join(work: Work, join: Any, ctes: Ctes, scope: Scope) -> Element:

@@ -16,6 +16,8 @@ class Rewritten:
     tag: str | None = None
     writes_soft: tuple[int, ...] = ()
     copied: tuple[Copied, ...] = ()
+    #: What `tag` has to be when a statement is PREPAREd here and EXECUTEd later.
+    execute_tag: str | None = None
 
     def position(self, p: int) -> int | None:
         """Return which character of the original *p* of the new text is, from 1; None if it is ours."""

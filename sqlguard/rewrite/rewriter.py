@@ -38,10 +38,18 @@ def rewrite(text: str, tree: Any, catalog: Catalog, session: Session) -> Rewritt
     return Rewritten(
         spliced.text,
         changed=True,
-        tag="DELETE" if own.HasField("delete_stmt") and work.marked else None,
+        tag=_tag(own, work),
         writes_soft=tuple(dict.fromkeys(table.oid for table in work.marked)),
         copied=spliced.copied,
+        execute_tag=_tag(own.prepare_stmt.query, work),
     )
+
+
+def _tag(node: Any, work: Work) -> str | None:
+    if not node.HasField("delete_stmt"):
+        return None
+    target = work.tables.resolve(node.delete_stmt.relation)
+    return "DELETE" if work.tables.is_soft(target) else None
 
 
 def _refuse_replacing(work: Work) -> None:

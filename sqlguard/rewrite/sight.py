@@ -13,7 +13,7 @@ from typing import Any
 
 from postgast import pg_query_pb2 as pg
 
-from sqlguard.catalog import DELETED_AT
+from sqlguard.catalog import DELETED_AT, Table
 from sqlguard.rewrite.names import SoftTables
 
 STAR = "*"
@@ -59,6 +59,7 @@ class Sight:
     rows: dict[str, set[tuple[str, ...]]]
     #: Columns are merged or renamed somewhere: a star may give another order and names than a table's.
     loose: bool
+    ctes: frozenset[str]
 
     @classmethod
     def of(cls, tree: Any, tables: SoftTables) -> "Sight":
@@ -69,10 +70,10 @@ class Sight:
         every: set[str] = set()
         for node in messages(tree):
             kind = node.DESCRIPTOR.name
-            if kind == "RangeVar":
-                table = tables.resolve(node)
+            if kind in ("RangeVar", "RangeFunction"):
+                named, table = _table(node, tables)
                 columns = tables.hidden(table)
-                name = node.alias.aliasname or node.relname
+                name = node.alias.aliasname or named
                 if table is not None and columns:
                     every |= set(columns)
                     hidden.setdefault(name, set()).update(columns)
@@ -83,9 +84,11 @@ class Sight:
                 loose = loose or node.is_natural or bool(node.using_clause) or node.HasField("alias")
                 if node.HasField("alias"):
                     hidden[node.alias.aliasname] = every
-        for name in ("old", "new", "excluded"):
+        for name in ("old", "new", "excluded", *(n.value for n in messages(tree) if _renames(n))):
             hidden.setdefault(name, every)
-        return cls(tables, hidden, rows, loose)
+            rows.setdefault(name, {columns for some in list(rows.values()) for columns in some})
+        ctes = frozenset(n.ctename for n in messages(tree) if n.DESCRIPTOR.name == "CommonTableExpr")
+        return cls(tables, hidden, rows, loose, ctes)
 
     def any_hidden(self, names: Sequence[str]) -> bool:
         return any(name in columns for columns in self.hidden.values() for name in names)
@@ -93,8 +96,8 @@ class Sight:
     def is_star(self, entry: Any) -> bool:
         return names_of(_value(entry))[-1:] == [STAR]
 
-    def is_expansion(self, entry: Any, columns: Sequence[Any]) -> bool:
-        """Say whether *columns* are plain columns that the star *entry* may stand for."""
+    def is_expansion(self, entry: Any, columns: Sequence[Any], owners: Sequence[str | None]) -> bool:
+        """Say whether *columns* are what the star *entry* may stand for where *owners* are in FROM."""
         owner = names_of(_value(entry))[:-1]
         found = []
         for column in columns:
@@ -104,20 +107,57 @@ class Sight:
             if owner and names[:-1][-len(owner) :] != owner:
                 return False
             found.append((tuple(names[:-1]), names[-1]))
-        for owner_names, group in groupby(found, key=lambda pair: pair[0]):
-            if not self._may_show(owner_names, tuple(name for _, name in group)):
-                return False
-        return True
+        groups = [(o, tuple(n for _, n in g)) for o, g in groupby(found, key=lambda pair: pair[0])]
+        named = [o[-1] if o else None for o, _ in groups]
+        if not owner and not (set(named) <= {*owners, None} if self.loose else named == list(owners)):
+            return False
+        return all(self._may_show(o, names) for o, names in groups)
 
     def _may_show(self, owner: tuple[str, ...], names: tuple[str, ...]) -> bool:
         name = owner[-1] if owner else None
         if names == (STAR,):
-            return name not in self.hidden
+            return name not in self.hidden or name in self.ctes
         if name is None:
             return not self.any_hidden(names)
-        if set(names) & self.hidden.get(name, set()):
+        if set(names) & self.hidden.get(name, set()) or len(set(names)) < len(names):
             return False
-        return self.loose or name not in self.rows or names in self.rows[name]
+        return self.loose or names in self.rows.get(name, ())
+
+    def owners(self, nodes: Sequence[Any]) -> list[str | None]:
+        """Return the names that FROM items can be called by, in order; None for one without a name."""
+        found: list[str | None] = []
+        for node in nodes:
+            kind, value = unwrap(node)
+            if kind == "range_table_sample":
+                found += self.owners([value.relation])
+            elif kind == "join_expr" and not value.HasField("alias"):
+                found += self.owners([value.larg]) + self.owners([value.rarg])
+                if value.HasField("join_using_alias"):
+                    found.append(value.join_using_alias.aliasname)
+            elif value.HasField("alias"):
+                found.append(value.alias.aliasname)
+            elif kind == "range_var":
+                found.append(value.relname)
+            else:
+                found.append(_called(kind, value))
+        return found
+
+    def is_natural(self, join: Any, named: Sequence[str]) -> bool:
+        """Say whether *named* are the columns that the NATURAL *join* compares, as far as its arms are tables."""
+        left, right = self._columns(join.larg), self._columns(join.rarg)
+        return left is None or right is None or set(named) == left & right
+
+    def _columns(self, node: Any) -> set[str] | None:
+        """Return the columns of an arm of a join that an agent knows, None where it is not just tables."""
+        kind, value = unwrap(node)
+        if kind == "join_expr" and not value.HasField("alias"):
+            left, right = self._columns(value.larg), self._columns(value.rarg)
+            return None if left is None or right is None else left | right
+        if kind != "range_var" or value.alias.colnames or value.relname in self.ctes:
+            return None
+        table = self.tables.resolve(value)
+        hidden = self.tables.hidden(table)
+        return {c.name for c in table.columns if c.name not in hidden} if table is not None else None
 
     def is_qualified(self, old: list[str], new: list[str]) -> bool:
         """Say whether *new* is the name *old* with an owner that has it in sight."""
@@ -178,6 +218,26 @@ class Sight:
         if kind != "null_test" or test.nulltesttype != pg.IS_NULL:
             return False
         return names_of(test.arg) == [DELETED_AT]
+
+
+def _table(node: Any, tables: SoftTables) -> tuple[str, Table | None]:
+    """Return what a FROM item is called without an alias, and the table whose rows it gives."""
+    if node.DESCRIPTOR.name == "RangeVar":
+        return node.relname, tables.resolve(node)
+    called = [n.string.sval for n in node.functions[0].list.items[0].func_call.funcname]
+    return (called[-1], tables.returned_by(called)) if called else ("", None)
+
+
+def _renames(node: Any) -> bool:
+    return bool(node.DESCRIPTOR.name == "ReturningOption")
+
+
+def _called(kind: str | None, value: Any) -> str | None:
+    """Return the name of a FROM item without an alias that is no table."""
+    if kind == "range_function":
+        call = value.functions[0].list.items[0].func_call
+        return call.funcname[-1].string.sval if call.funcname else None
+    return {"range_table_func": "xmltable", "json_table": "json_table"}.get(kind or "")
 
 
 def _value(entry: Any) -> Any:

@@ -5,7 +5,7 @@
 from typing import Any
 
 from sqlguard.errors import NotUnderstood
-from sqlguard.rewrite.columns import extent, parts, row_star
+from sqlguard.rewrite.columns import extent, parts, refuse_new_row, row_star
 from sqlguard.rewrite.scope import Columns, Item, Scope, column_text, columns, expand, hides, known, seen
 from sqlguard.rewrite.source import CLOSE, OPEN
 from sqlguard.rewrite.work import Work
@@ -38,6 +38,7 @@ def star(work: Work, scope: Scope, node: Any, outer: int = -1) -> Columns | None
     if found_item is None:
         return Columns(complete=False)
     level, item = found_item
+    refuse_new_row(item)
     if item.hides:
         _put(work, *_outer(work, node.column_ref, outer), [column_text(level, item, c) for c in seen(item)])
     return Columns(item.visible, item.known)

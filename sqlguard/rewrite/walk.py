@@ -11,7 +11,7 @@ from typing import Any
 
 from postgast import pg_query_pb2 as pg
 
-from sqlguard.rewrite import dml, ranges
+from sqlguard.rewrite import dml, ranges, rows
 from sqlguard.rewrite.columns import column, field_of_row, row_star, row_text, takes_row, whole_row
 from sqlguard.rewrite.labels import label
 from sqlguard.rewrite.scope import Columns, Scope
@@ -187,10 +187,9 @@ def expression(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
         column(work, scope, node)
     elif kind == "RowExpr":
         entries(work, node.args, scope, ctes)
-    elif kind == "FuncCall" and takes_row(work, scope, node):
-        rest = [a for a in node.args if not _is_row(scope, a)]
-        for part in (*rest, *node.agg_order, node.agg_filter, node.over):
-            expression(work, part, scope, ctes)
+    elif kind == "FuncCall":
+        rows.refuse_call(work, node)
+        arguments(work, node, scope, ctes)
     elif kind == "A_Indirection" and field_of_row(scope, node):
         for part in list(node.indirection)[1:]:
             expression(work, part, scope, ctes)
@@ -199,7 +198,19 @@ def expression(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
     elif kind == "MultiAssignRef" and node.colno > 1:
         pass  # the tree repeats the one source for each column
     else:
+        if kind == "TypeCast":
+            rows.refuse_cast(work, node)
         _children(work, node, scope, ctes)
+
+
+def arguments(work: Work, call: Any, scope: Scope, ctes: Ctes) -> None:
+    """Visit what a function is called with; a function of the table's own rows gets them as they are."""
+    if not takes_row(work, scope, call):
+        _children(work, call, scope, ctes)
+        return
+    rest = [a for a in call.args if not _is_row(scope, a)]
+    for part in (*rest, *call.agg_order, call.agg_filter, call.over):
+        expression(work, part, scope, ctes)
 
 
 def _children(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
