@@ -1,0 +1,416 @@
+-- The shared half of the table walls. The other half, one capture function per guarded relation, is made by
+-- `sqlguard guard` (sqlguard/postgres/walls_capture.py), because plans of static SQL are kept and those of
+-- EXECUTE are not.
+--
+-- Who writes is known by session_user alone: SET ROLE and functions with their owner's rights don't change it.
+
+-- How to read a before image: the columns of a relation as they are now. The id is made from the contents, so
+-- that it is the same in every session and survives a roll-back.
+--
+-- INVARIANT: called only as `sqlguard.shape_key('<oid>'::regclass)` in the capture functions. IMMUTABLE is a
+-- lie that makes the planner evaluate it once per cached plan; the regclass constant makes every ALTER TABLE
+-- throw that plan away (seen on 15, 16 and 18).
+CREATE FUNCTION sqlguard.shape_key(relation regclass) RETURNS bigint
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT hashtextextended(relation::oid::text || string_agg(
+                   quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod), ',' ORDER BY a.attnum), 0)
+        FROM pg_attribute a
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    $$;
+
+-- One row per transaction that is busy with the referential actions of a soft delete. Nothing else could tell a
+-- trigger so: settings and advisory locks can be made by the session itself.
+CREATE UNLOGGED TABLE sqlguard.cascade_run (txid xid8 PRIMARY KEY);
+
+-- Writes that go through while a task may not write are refused here, so each capture function calls this even
+-- when no row was changed. Returns nothing; raises SG004, SG005, SG006 or 42501.
+CREATE FUNCTION sqlguard.note_change(
+    change bigint, relation oid, root oid, relation_schema text, relation_name text, operation text, changed bigint,
+    keys text[], shape bigint, nested boolean)
+    RETURNS void LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            tx xid8 := pg_current_xact_id();
+            wanted text := current_setting('sqlguard.action', true);
+            it record;
+        BEGIN
+            SELECT t.id, t.policy, t.policy_version, t.state, l.state AS lease_state,
+                   least(t.expires_at, l.expires_at) AS expires_at,
+                   p.relid IS NOT NULL AS listed, p.max_rows, p.max_share, p.delete_mode,
+                   (SELECT a.id FROM sqlguard.action a
+                    WHERE wanted ~ '^[0-9]{1,18}$' AND a.task_id = t.id
+                        AND a.id = CASE WHEN wanted ~ '^[0-9]{1,18}$' THEN wanted::bigint END) AS action_id,
+                   s.total, s.here,
+                   EXISTS (SELECT FROM sqlguard.shape h WHERE h.id = shape) AS shape_known
+                INTO it
+                FROM sqlguard.lease l
+                JOIN sqlguard.task t ON t.id = l.task_id
+                LEFT JOIN sqlguard.policy_table p
+                    ON p.policy = t.policy AND p.version = t.policy_version AND p.relid = root
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(sum(c.rows), 0) AS total,
+                           coalesce(sum(c.rows) FILTER (WHERE c.relid = relation AND c.op = operation), 0) AS here
+                    FROM sqlguard.change_set c
+                    WHERE c.txid = tx AND c.statement_at = statement_timestamp()) s
+                WHERE l.role = session_user;
+            IF NOT FOUND OR it.state <> 'open' OR it.lease_state NOT IN ('live', 'creating')
+                OR it.expires_at <= clock_timestamp() THEN
+                RAISE EXCEPTION 'the task of this session has ended'
+                    USING ERRCODE = 'SG004', HINT = 'ask for a new task';
+            END IF;
+            PERFORM sqlguard.refuse_frozen(root, relation_schema || '.' || relation_name);
+            IF changed = 0 THEN
+                RETURN;
+            END IF;
+            IF operation = 'soft_delete' AND NOT nested AND it.delete_mode IS DISTINCT FROM 'soft' THEN
+                RAISE EXCEPTION 'permission denied for table %', relation_name
+                    USING ERRCODE = '42501', SCHEMA = relation_schema, TABLE = relation_name;
+            END IF;
+            IF NOT it.shape_known THEN
+                PERFORM sqlguard.keep_shape(shape, relation);
+            END IF;
+            INSERT INTO sqlguard.change_set (id, action_id, task_id, txid, relid, schema_name, table_name, op,
+                                             rows, key_columns, shape_id, depth)
+                OVERRIDING SYSTEM VALUE
+                VALUES (change, it.action_id, it.id, tx, relation, relation_schema, relation_name, operation,
+                        changed, keys, shape, pg_trigger_depth() - 1);
+            IF NOT it.listed THEN
+                SELECT coalesce((d ->> 'max_rows')::bigint, 100), coalesce((d ->> 'max_share')::float8, 0.5)
+                    INTO it.max_rows, it.max_share
+                    FROM (SELECT p.document -> 'defaults' AS d FROM sqlguard.policy p
+                          WHERE p.name = it.policy AND p.version = it.policy_version) q;
+            END IF;
+            IF it.total + changed > it.max_rows THEN
+                PERFORM sqlguard.refuse_excess(it.action_id, tx, format(
+                    'the statement changes %s rows with `%s.%s`, more than the %s that the task may change at once',
+                    it.total + changed, relation_schema, relation_name, it.max_rows));
+            END IF;
+            -- Below ten rows a share says nothing; rows that are added can't be a share of what was there.
+            IF it.here + changed >= 10 AND operation <> 'insert' AND it.max_share < 1 THEN
+                PERFORM sqlguard.check_share(it.action_id, tx, root, operation, it.here + changed, it.max_share);
+            END IF;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.keep_shape(shape bigint, relation oid) RETURNS void
+    LANGUAGE sql
+    AS $$
+        INSERT INTO sqlguard.shape (id, relid, columns, types)
+            SELECT shape, relation, array_agg(a.attname::text ORDER BY a.attnum),
+                   array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum)
+            FROM pg_attribute a
+            WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+            ON CONFLICT (id) DO NOTHING
+    $$;
+
+CREATE FUNCTION sqlguard.refuse_frozen(root oid, relation text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            frozen record;
+        BEGIN
+            SELECT f.reason, f.until_at INTO frozen FROM sqlguard.freeze f
+                WHERE f.thawed_at IS NULL AND (f.until_at IS NULL OR f.until_at > clock_timestamp())
+                    AND (f.tables IS NULL OR relation = ANY (f.tables)
+                         OR EXISTS (SELECT FROM sqlguard.guarded_table g
+                                    WHERE g.relid = root AND g.schema_name || '.' || g.table_name = ANY (f.tables)))
+                LIMIT 1;
+            IF FOUND THEN
+                RAISE EXCEPTION 'writes are frozen%: %',
+                    coalesce(' until ' || to_char(frozen.until_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC', ''),
+                    frozen.reason
+                    USING ERRCODE = 'SG005', HINT = 'reads go on; send the write again when the freeze has ended';
+            END IF;
+            -- A snapshot from before a freeze can't show it. Sequences don't follow snapshots.
+            IF current_setting('transaction_isolation') <> 'read committed'
+                AND (SELECT q.is_called AND q.last_value > coalesce((SELECT max(f.id) FROM sqlguard.freeze f), 0)
+                     FROM sqlguard.freeze_id_seq q) THEN
+                RAISE EXCEPTION 'could not serialize access due to a freeze that began after this transaction'
+                    USING ERRCODE = '40001', HINT = 'roll back and send the transaction again';
+            END IF;
+        END
+    $$;
+
+-- A plan that a person approved may go over the caps once: in the first transaction that writes for its action.
+CREATE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, message text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+        BEGIN
+            IF EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = action AND e.kind = 'approved'
+                           AND e.by NOT LIKE 'sg\_tk\_%')
+                AND NOT EXISTS (SELECT FROM sqlguard.change_set c WHERE c.action_id = action AND c.txid <> tx) THEN
+                RETURN;
+            END IF;
+            RAISE EXCEPTION '%', message
+                USING ERRCODE = 'SG006', HINT = 'narrow the WHERE to fewer rows, or have a preview approved';
+        END
+    $$;
+
+-- Compare with the rows that were live before the statement. Counting stops as soon as there are enough, so it
+-- costs about changed / share rows; past a million of them the planner's estimate has to do.
+CREATE FUNCTION sqlguard.check_share(
+    action bigint, tx xid8, root oid, operation text, changed bigint, share double precision)
+    RETURNS void LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            removed bigint := CASE WHEN operation IN ('delete', 'soft_delete') THEN changed ELSE 0 END;
+            needed bigint := ceil(changed / greatest(share, 1e-9)) - removed;
+            soft boolean := EXISTS (SELECT FROM sqlguard.guarded_table g WHERE g.relid = root AND g.mode = 'soft');
+            estimate double precision := (SELECT c.reltuples FROM pg_class c WHERE c.oid = root);
+            live bigint;
+            exact boolean := needed <= 1000000 OR estimate <= 0;
+        BEGIN
+            IF exact THEN
+                EXECUTE format('SELECT count(*) FROM (SELECT FROM %s%s LIMIT %s) s', root::regclass,
+                               CASE WHEN soft THEN ' WHERE deleted_at IS NULL' ELSE '' END, greatest(needed, 0))
+                    INTO live;
+            ELSE
+                live := estimate;
+            END IF;
+            IF live < needed THEN
+                PERFORM sqlguard.refuse_excess(action, tx, format(
+                    'the statement changes %s of the %s%s rows of `%s`, more than the share of %s %% that the task may change at once',
+                    changed, CASE WHEN exact THEN '' ELSE 'about ' END, live + removed, root::regclass,
+                    round((share * 100)::numeric, 1)));
+            END IF;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.refuse_truncate() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            RAISE EXCEPTION 'TRUNCATE of `%.%` is refused: it leaves no rows to keep', TG_TABLE_SCHEMA, TG_TABLE_NAME
+                USING ERRCODE = 'SG002', HINT = 'use DELETE with a WHERE';
+        END
+    $$;
+
+-- The bookkeeping columns of a soft table are the database's: what is not exactly a soft delete of a live row,
+-- and nothing else, is refused. Fires (AFTER ROW, by its WHEN) only for what has to be refused.
+CREATE FUNCTION sqlguard.refuse_stamp() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
+                TG_TABLE_SCHEMA, TG_TABLE_NAME
+                USING ERRCODE = 'SG002', HINT = 'use DELETE to delete rows; ask the operator to restore them';
+        END
+    $$;
+
+-- For tables whose own BEFORE UPDATE triggers would change a row while it is deleted: fires last and puts the
+-- old row back, with the stamp.
+CREATE FUNCTION sqlguard.stamp() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            NEW := OLD;
+            NEW.deleted_at := statement_timestamp();
+            NEW.deleted_by_agent := sqlguard.agent();
+            RETURN NEW;
+        END
+    $$;
+
+-- Referential actions of soft deletes ----------------------------------------------------------------------
+
+-- PostgreSQL queues the actions of one statement level by level. So do we: the captured change sets of the
+-- transaction are the queue, in the order of their ids, and only the outermost delete works on it.
+CREATE FUNCTION sqlguard.cascade(first_change bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            tx xid8 := pg_current_xact_id();
+            following bigint := first_change;
+            c sqlguard.change_set;
+        BEGIN
+            INSERT INTO sqlguard.cascade_run (txid) VALUES (tx);
+            LOOP
+                SELECT s.* INTO c FROM sqlguard.change_set s
+                    WHERE s.txid = tx AND s.id >= following AND s.op = 'soft_delete'
+                        AND s.statement_at = statement_timestamp()
+                    ORDER BY s.id LIMIT 1;
+                EXIT WHEN NOT FOUND;
+                PERFORM sqlguard.act_on_references(c);
+                following := c.id + 1;
+            END LOOP;
+            DELETE FROM sqlguard.cascade_run WHERE txid = tx;
+        END
+    $$;
+
+-- The foreign keys that refer to rows of a relation, by the action triggers that PostgreSQL keeps for them, in the
+-- order in which it fires these. A partition's rows are its root's too.
+CREATE FUNCTION sqlguard.references_to(relation oid)
+    RETURNS TABLE (name text, child oid, parent oid, action "char", can_defer boolean, columns text[],
+                   set_columns text[], ref_columns text[], operators text[])
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT c.conname::text, c.conrelid, c.confrelid, c.confdeltype, c.condeferrable,
+               ARRAY(SELECT a.attname::text FROM unnest(c.conkey) WITH ORDINALITY k (n, i)
+                     JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.i),
+               ARRAY(SELECT a.attname::text FROM unnest(coalesce(c.confdelsetcols, c.conkey)) WITH ORDINALITY k (n, i)
+                     JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.n ORDER BY k.i),
+               ARRAY(SELECT a.attname::text FROM unnest(c.confkey) WITH ORDINALITY k (n, i)
+                     JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n ORDER BY k.i),
+               ARRAY(SELECT format('OPERATOR(%I.%s)', n.nspname, o.oprname)
+                     FROM unnest(c.conpfeqop) WITH ORDINALITY k (op, i)
+                     JOIN pg_operator o ON o.oid = k.op JOIN pg_namespace n ON n.oid = o.oprnamespace ORDER BY k.i)
+        FROM pg_trigger t JOIN pg_constraint c ON c.oid = t.tgconstraint
+        WHERE t.tgrelid IN (SELECT relation
+                            UNION SELECT pg_partition_ancestors(relation)
+                            UNION SELECT p.relid FROM pg_partition_tree(relation) p)
+            AND t.tgisinternal AND t.tgconstrrelid <> 0 AND (t.tgtype & 8) <> 0
+            AND c.contype = 'f' AND c.conparentid = 0
+        ORDER BY t.tgname
+    $$;
+
+-- `ONLY` where PostgreSQL's own actions say it: everywhere but on a partitioned table.
+CREATE FUNCTION sqlguard.target(relation oid) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END || format('%I.%I', n.nspname, c.relname)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation
+    $$;
+
+-- The mode of the tree that a relation belongs to; null when it is not guarded.
+CREATE FUNCTION sqlguard.mode_of(relation oid) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT g.mode FROM sqlguard.guarded_table g
+        WHERE g.relid = relation OR g.relid IN (SELECT pg_partition_ancestors(relation))
+        LIMIT 1
+    $$;
+
+CREATE FUNCTION sqlguard.act_on_references(c sqlguard.change_set) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            match text := (SELECT g.options ->> 'key_match' FROM sqlguard.guarded_table g
+                           WHERE g.relid = c.relid OR g.relid IN (SELECT pg_partition_ancestors(c.relid)) LIMIT 1);
+            marked text := format('p.deleted_at = %L', statement_timestamp());
+            source text := '';
+            locked oid[] := '{}';
+            k record;
+        BEGIN
+            IF match IS NOT NULL THEN
+                marked := format('r.change_set_id = %s AND %s AND %s', c.id, match, marked);
+                source := ', sqlguard.row_change r';
+            END IF;
+            FOR k IN SELECT * FROM sqlguard.references_to(c.relid) LOOP
+                -- Waits for children that are being inserted (they hold FOR KEY SHARE); what follows sees them,
+                -- because each statement here takes a new snapshot.
+                IF NOT k.parent = ANY (locked) THEN
+                    EXECUTE format('SELECT FROM %s p%s WHERE %s FOR UPDATE OF p', sqlguard.target(k.parent), source, marked);
+                    locked := locked || k.parent;
+                END IF;
+                PERFORM sqlguard.act_on_reference(k.name, k.child, k.parent, k.action, k.can_defer, k.columns,
+                    k.set_columns, k.ref_columns, k.operators,
+                    format('SELECT p.* FROM %s p%s WHERE %s', sqlguard.target(k.parent), source, marked));
+            END LOOP;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.act_on_reference(
+    name text, child oid, parent oid, action "char", can_defer boolean, columns text[], set_columns text[],
+    ref_columns text[], operators text[], parents text)
+    RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            mode text := sqlguard.mode_of(child);
+            refers text := (
+                SELECT string_agg(format('s.%I %s c.%I', ref_columns[i], operators[i], columns[i]), ' AND ')
+                FROM generate_subscripts(columns, 1) i)
+                || CASE mode WHEN 'soft' THEN ' AND c.deleted_at IS NULL' ELSE '' END;
+        BEGIN
+            IF action IN ('c', 'n', 'd') AND mode IS NULL THEN
+                IF sqlguard.still_refers(child, parents, refers, ref_columns) IS NOT NULL THEN
+                    RAISE EXCEPTION 'the delete would change rows of `%`, which is not guarded', child::regclass
+                        USING ERRCODE = 'SG002', HINT = format('ask the operator to run `sqlguard guard %s`', child::regclass);
+                END IF;
+            ELSIF action = 'c' AND mode = 'soft' THEN
+                EXECUTE format('UPDATE %s c SET deleted_at = statement_timestamp(), deleted_by_agent = %L FROM (%s) s WHERE %s',
+                               sqlguard.target(child), sqlguard.agent(), parents, refers);
+            ELSIF action = 'c' THEN
+                EXECUTE format('DELETE FROM %s c USING (%s) s WHERE %s', sqlguard.target(child), parents, refers);
+            ELSIF action IN ('n', 'd') THEN
+                EXECUTE format('UPDATE %s c SET %s FROM (%s) s WHERE %s', sqlguard.target(child),
+                    (SELECT string_agg(format('%I = %s', n, CASE action WHEN 'n' THEN 'NULL' ELSE 'DEFAULT' END), ', ')
+                     FROM unnest(set_columns) n),
+                    parents, refers);
+            END IF;
+            -- A default may be the deleted key itself. Deferrable keys have a constraint trigger for their check.
+            IF action IN ('r', 'd') OR (action = 'a' AND NOT can_defer) THEN
+                PERFORM sqlguard.refuse_violation(name, child, parent, ref_columns,
+                    sqlguard.still_refers(child, parents, refers, ref_columns));
+            END IF;
+        END
+    $$;
+
+-- The key of a deleted parent that a live child refers to, as text; null when there is none.
+CREATE FUNCTION sqlguard.still_refers(child oid, parents text, refers text, ref_columns text[]) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            found text;
+        BEGIN
+            EXECUTE format('SELECT concat_ws('', '', %s) FROM (%s) s JOIN %s c ON %s LIMIT 1 FOR KEY SHARE OF c',
+                           (SELECT string_agg(format('s.%I', n), ', ') FROM unnest(ref_columns) n),
+                           parents, sqlguard.target(child), refers)
+                INTO found;
+            RETURN found;
+        END
+    $$;
+
+-- In PostgreSQL's own words, so that clients that read them go on reading them.
+CREATE FUNCTION sqlguard.refuse_violation(name text, child oid, parent oid, ref_columns text[], key text)
+    RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            child_name text := (SELECT relname FROM pg_class WHERE oid = child);
+            child_schema text := (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = child);
+        BEGIN
+            IF key IS NOT NULL THEN
+                RAISE EXCEPTION 'update or delete on table "%" violates foreign key constraint "%" on table "%"',
+                    (SELECT relname FROM pg_class WHERE oid = parent), name, child_name
+                    USING ERRCODE = '23503', SCHEMA = child_schema, TABLE = child_name, CONSTRAINT = name,
+                        DETAIL = format('Key (%s)=(%s) is still referenced from table "%s".',
+                                        array_to_string(ref_columns, ', '), key, child_name);
+            END IF;
+        END
+    $$;
+
+-- The NO ACTION check of a DEFERRABLE key: a constraint trigger on the parent, deferred as the key is.
+CREATE FUNCTION sqlguard.check_children() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            k record;
+            live text;
+            key text;
+        BEGIN
+            SELECT r.* INTO k FROM sqlguard.references_to(TG_RELID) r WHERE r.name = TG_ARGV[0] AND r.action = 'a';
+            IF NOT FOUND THEN
+                RETURN NULL;
+            END IF;
+            live := CASE sqlguard.mode_of(k.child) WHEN 'soft' THEN ' AND c.deleted_at IS NULL' ELSE '' END;
+            EXECUTE format('SELECT concat_ws('', '', %s) FROM %s c WHERE %s%s LIMIT 1 FOR KEY SHARE OF c',
+                           (SELECT string_agg(format('($1).%I', n), ', ') FROM unnest(k.ref_columns) n),
+                           sqlguard.target(k.child),
+                           (SELECT string_agg(format('($1).%I %s c.%I', k.ref_columns[i], k.operators[i], k.columns[i]),
+                                              ' AND ') FROM generate_subscripts(k.columns, 1) i),
+                           live)
+                INTO key USING NEW;
+            PERFORM sqlguard.refuse_violation(k.name, k.child, k.parent, k.ref_columns, key);
+            RETURN NULL;
+        END
+    $$;
+
+-- Only the walls themselves call these; the triggers' functions can't be called by hand at all.
+REVOKE EXECUTE ON FUNCTION
+    sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
+    sqlguard.keep_shape(bigint, oid), sqlguard.refuse_frozen(oid, text),
+    sqlguard.refuse_excess(bigint, xid8, text),
+    sqlguard.check_share(bigint, xid8, oid, text, bigint, double precision),
+    sqlguard.cascade(bigint), sqlguard.act_on_references(sqlguard.change_set),
+    sqlguard.act_on_reference(text, oid, oid, "char", boolean, text[], text[], text[], text[], text),
+    sqlguard.still_refers(oid, text, text, text[])
+    FROM PUBLIC;
