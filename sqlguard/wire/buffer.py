@@ -62,8 +62,6 @@ def frontend_limits(large: int = DEFAULT_LIMIT) -> Mapping[int, int]:
     return limits
 
 
-#: The only message of a login; 1024 is PostgreSQL's own bound (PG_MAX_SASL_MESSAGE_LENGTH).
-LOGIN_LIMITS: Mapping[int, int] = {ord("p"): 1024}
 #: What a server may send; for those who read a login or a conversation of their own.
 BACKEND_LIMITS: Mapping[int, int] = dict.fromkeys(b"123ACDEGHIKNRSTVWZcdnstv", DEFAULT_LIMIT)
 COPY_RUNS = frozenset({_COPY_DATA})

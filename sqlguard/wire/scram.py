@@ -68,7 +68,9 @@ class Verifier:
         is_number = iterations.isascii() and iterations.isdigit() and len(iterations) <= len(str(_INT32_MAX))
         if mechanism != MECHANISM or not is_number or not 0 < int(iterations) <= _INT32_MAX:
             raise ValueError("not a SCRAM-SHA-256 verifier")
-        salt_bytes, stored_key, server_key = (b64decode(part, validate=True) for part in (salt, stored, server))
+        salt_bytes, stored_key, server_key = (
+            b64decode(part, validate=True) for part in (salt, stored, server)
+        )
         if len(stored_key) != _KEY_BYTES or len(server_key) != _KEY_BYTES:
             raise ValueError("not a SCRAM-SHA-256 verifier")
         return cls(int(iterations), salt_bytes, stored_key, server_key)
