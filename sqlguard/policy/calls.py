@@ -136,7 +136,7 @@ def _user(oid: int, call: Call, context: Context) -> Objection | None:
         return judged[key]  # type: ignore[no-any-return]
 
 
-def _judge(oid: int, call: Call, context: Context) -> Objection | None:
+def _judge(oid: int, call: Call, context: Context) -> Objection | None:  # noqa: PLR0911  one return per kind
     function = context.catalog.functions.get(oid)
     if function is None:
         return Objection(Effect.REFUSE, f"{_shown(call)} is not known", "leave it out", "SG007")

@@ -136,8 +136,11 @@ def of_statement(statement: Statement, _session: Session, context: Context) -> O
         return None
     if kind in ("VAR_RESET", "VAR_SET_DEFAULT"):
         # Back to what the role or the start of the session gave, which was decided then.
-        known = name in ALLOWED or name in _RESETTABLE
-        return None if known else Objection(f"`{name}` may not be changed here", "leave the setting as it is")
+        return (
+            None
+            if name in ALLOWED
+            else Objection(f"`{name}` may not be changed here", "leave the setting as it is")
+        )
     if kind == "VAR_SET_MULTI":
         return _transaction(name, statement)
     values = statement.details["values"]
@@ -146,8 +149,6 @@ def of_statement(statement: Statement, _session: Session, context: Context) -> O
     return objection(name, values, context, local=statement.details["local"])
 
 
-#: RESET SESSION AUTHORIZATION and RESET ROLE end what could not be begun.
-_RESETTABLE = frozenset({"role", "session_authorization"})
 _MODES = frozenset({"transaction_isolation", "transaction_deferrable", "transaction_read_only"})
 
 

@@ -32,9 +32,7 @@ def of(statement: Statement, context: Context) -> tuple[str, tuple[str, ...]]:
         ):
             # Undo brings the rows back, not what the application's triggers did elsewhere.
             tiers.append("costly")
-    for call in statement.calls:
-        if call.candidates:
-            tiers.append(calls.tier(call, context))
+    tiers += [calls.tier(call, context) for call in statement.calls if call.candidates]
     return max(tiers, key=ORDER.index), tuple(classes)
 
 
@@ -60,7 +58,7 @@ def _finding(gate: Gate) -> Iterator[Finding]:
         yield Finding("gate", Effect.REFUSE, "a statement of this kind is not allowed for this task")
 
 
-def matching(
+def matching(  # noqa: PLR0913  one argument per key of `when`
     found: Iterable[Gate],
     *,
     tier: str,

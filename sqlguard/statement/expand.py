@@ -6,18 +6,18 @@ they are walked with an empty one. The result is kept per catalog: a view is wal
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlguard.catalog import Table
 from sqlguard.errors import NotUnderstood, SqlguardError
 from sqlguard.statement.model import Call, Relation, Session, Write
+from sqlguard.statement.names import Entry
 from sqlguard.statement.text import parse
 
 if TYPE_CHECKING:
     from sqlguard.statement.walk import Body, Walk
 
 _EMPTY = Session(search_path=())
-_EVENTS = {"insert": "insert", "update": "update", "delete": "delete"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,42 @@ def write_view(walk: "Walk", table: Table, write: Write) -> None:
 
 
 def rules(walk: "Walk", table: Table, op: str) -> None:
-    """Note the rewrite rules that a write of *table* sets off."""
+    """
+    Add what the rewrite rules for a write of *table* do besides.
+
+    An INSTEAD rule replaces the statement, so that the one that was judged does not run: `instead` says so.
+    """
     for rule in table.rules:
-        if rule.event == op:
-            walk.facts.setdefault("rules", []).append((table.qualified, rule.name))
+        if rule.event != op:
+            continue
+        shown = f"{table.qualified}.{rule.name}"
+        if rule.instead or rule.definition is None:
+            walk.facts.setdefault("instead", []).append((table.qualified, op))
+            continue
+        key = ("rule", table.oid, rule.name)
+        known = walk.index.expansions
+        if key not in known:
+            # A rule that sets itself off is refused by PostgreSQL; here it ends with what is known so far.
+            known[key] = ((), (), (), {})
+            known[key] = _rule(walk, table, rule.definition)
+        reads, writes, calls, facts = known[key]
+        for relation in reads:
+            walk.views[relation.schema, relation.name, shown] = replace(relation, via=shown)
+        walk.writes += [replace(w, rule=shown) for w in writes]
+        for call in calls:
+            walk.call(call)
+        for name, found in facts.items():
+            walk.facts.setdefault(name, found)
+
+
+def _rule(walk: "Walk", table: Table, definition: str) -> tuple[Any, Any, Any, Any]:
+    (parsed,) = parse(definition)
+    rule = parsed.tree["RuleStmt"]
+    inner = type(walk)(walk.catalog, _EMPTY)
+    columns = walk.index.columns[table.oid]
+    inner.level.entries += [Entry("old", columns), Entry("new", columns)]
+    for action in rule.get("actions", ()):
+        inner.node(action)
+    if "whereClause" in rule:
+        inner.node(rule["whereClause"])
+    return inner.relations(), tuple(inner.writes), tuple(inner.calls), inner.facts

@@ -45,7 +45,7 @@ def index_of(catalog: Catalog) -> Index:
     found = catalog.__dict__.get(_ATTRIBUTE)
     if found is None:
         found = catalog.__dict__[_ATTRIBUTE] = _make(catalog)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def reviewed(function: Function | None) -> bool:

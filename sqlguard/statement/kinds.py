@@ -12,7 +12,7 @@ from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
 from sqlguard.statement import casts, grammar
 from sqlguard.statement.model import Kind, Session, Statement
-from sqlguard.statement.query import HANDLERS, resolve
+from sqlguard.statement.query import resolve
 from sqlguard.statement.settings import assigned, modes, option_on
 from sqlguard.statement.text import Parsed
 from sqlguard.statement.walk import Body, Walk
@@ -233,7 +233,7 @@ def _truncate(_: str, body: Body, catalog: Catalog, session: Session) -> Stateme
     return Statement(Kind.TRUNCATE, "", details={"tables": tables, "verb": "TRUNCATE"})
 
 
-def _refused(name: str, body: Body, _catalog: Catalog, _session: Session) -> Statement:
+def _refused(name: str, _body: Body, _catalog: Catalog, _session: Session) -> Statement:
     if name not in grammar.STATEMENTS:
         raise NotUnderstood(f"`{name}` is not understood", rules=("unknown-node",))
     kind = Kind.OTHER if name in _OTHER else Kind.DDL
@@ -273,4 +273,3 @@ _READERS: dict[str, Reader] = {
     "CallStmt": lambda _n, _b, _c, _s: Statement(Kind.CALL, "", details={"verb": "CALL"}),
     "DoStmt": lambda _n, _b, _c, _s: Statement(Kind.DO, "", details={"verb": "DO"}),
 }
-__all__ = ["HANDLERS", "statement_of"]

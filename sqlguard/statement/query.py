@@ -11,9 +11,10 @@ from sqlguard.catalog import SYSTEM_SCHEMAS, Table
 from sqlguard.errors import NotUnderstood
 from sqlguard.functions import classify_sampling
 from sqlguard.statement import expand, predicate
+from sqlguard.statement.expressions import equality
 from sqlguard.statement.model import Call, Relation, Scope, Write
 from sqlguard.statement.names import Cte, Entry, Level, output_columns
-from sqlguard.statement.walk import HANDLERS, Body, Walk, equality, qualified
+from sqlguard.statement.walk import HANDLERS, Body, Walk, qualified
 
 _SELECT_DONE = frozenset({"withClause", "fromClause", "intoClause", "lockingClause"})
 

@@ -5,7 +5,7 @@ from typing import Any
 Body = dict[str, Any]
 
 
-def value_of(node: Body) -> str | None:
+def value_of(node: Body) -> str | None:  # noqa: PLR0911  one return per kind of constant
     """Return a SET argument as text, None when it is not a plain constant."""
     if "TypeCast" in node:
         return value_of(node["TypeCast"]["arg"])

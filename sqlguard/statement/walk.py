@@ -2,19 +2,20 @@
 One pass over a statement's tree: relations, writes, calls, locks, and who each column belongs to.
 
 Every node goes through `Walk.node`, which knows a handler for each node type of the grammar; a type without
-one is not understood. The handlers of expressions are here, those of queries in `query`.
+one is not understood. The handlers of columns and calls are here, those of other expressions in
+`expressions`, those of queries in `query`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf import json_format
+from google.protobuf import json_format  # type: ignore[import-untyped]
 from postgast import pg_query_pb2
 
 from sqlguard import functions
 from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
-from sqlguard.functions import NOT_CONSTANT, SQL_NODES
+from sqlguard.functions import NOT_CONSTANT
 from sqlguard.statement import grammar
 from sqlguard.statement.index import index_of
 from sqlguard.statement.model import Call, Relation, Session, Write
@@ -27,8 +28,6 @@ Handler = Callable[["Walk", Body], None]
 HANDLERS: dict[str, Handler | None] = {}
 _TYPED = grammar.TYPED
 _NONE: dict[str, str] = {}
-#: PostgreSQL refuses an array of more dimensions; other parsers need exponential time for them.
-MAX_DIMENSIONS = 6
 
 
 class Walk:
@@ -116,7 +115,7 @@ def _with_columns(relation: Relation, used: set[str], *, star: bool) -> Relation
     )
 
 
-def _generic(kind: str) -> Handler:
+def generic(kind: str) -> Handler:
     types = _TYPED.get(kind, _NONE)
 
     def walk(walk: Walk, body: Body) -> None:
@@ -149,7 +148,7 @@ def qualified(nodes: list[Body]) -> tuple[str | None, str]:
 # --- columns -----------------------------------------------------------------------------------------------
 
 
-def _column(walk: Walk, body: Body) -> None:
+def _column(walk: Walk, body: Body) -> None:  # noqa: C901  one step per length of the name
     fields = body["fields"]
     last = fields[-1].get("String")
     if len(fields) == 1:
@@ -168,6 +167,7 @@ def _column(walk: Walk, body: Body) -> None:
     if last is None:
         if owner is not None:
             owner.star = True
+            walk.owners[id(body)] = owner
         return
     name = last.get("sval", "")
     if owner is not None:
@@ -284,193 +284,32 @@ def constant(node: Any) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-# --- operators and types -----------------------------------------------------------------------------------
-
-_BETWEEN = {
-    "AEXPR_BETWEEN": (">=", "<="),
-    "AEXPR_NOT_BETWEEN": ("<", ">"),
-    "AEXPR_BETWEEN_SYM": (">=", "<="),
-    "AEXPR_NOT_BETWEEN_SYM": ("<", ">"),
-}
-
-
-def _expression(walk: Walk, body: Body) -> None:
-    names = body["name"]
-    name = names[-1]["String"]["sval"]
-    if name not in walk.index.plain or len(names) > 1:
-        if body["kind"] in _BETWEEN:
-            for each in _BETWEEN[body["kind"]]:
-                operator(walk, None, each)
-        else:
-            operator(walk, qualified(names)[0], name, body.get("lexpr"), body.get("rexpr"))
-    left = body.get("lexpr")
-    if left is not None:
-        walk.node(left)
-    right = body.get("rexpr")
-    if right is not None:
-        walk.node(right)
-
-
-def operator(walk: Walk, schema: str | None, name: str, left: Any = None, right: Any = None) -> None:
-    """Note an operator that needs a second look."""
-    index = walk.index
-    if name in index.plain and schema in (None, "pg_catalog"):
-        return
-    path = walk.session.search_path
-    candidates = tuple(
-        o.function
-        for o in index.operators.get(name, ())
-        if (o.schema in path if schema is None else o.schema == schema)
-    )
-    builtin = schema in (None, "pg_catalog") and name in functions.data.operators()
-    if (
-        not candidates
-        and not builtin
-        and any(o.name == name and (schema is None or o.schema == schema) for o in walk.catalog.operators)
-    ):
-        return
-    values = (constant(left), constant(right)) if builtin else ()
-    walk.call(Call(schema, name, 2, "operator", candidates, builtin, values))
-
-
-def _equality(walk: Walk) -> None:
-    """JOIN USING, NATURAL, CASE x WHEN and IN (SELECT …) look for `=` by its name."""
-    if "=" not in walk.index.plain:
-        operator(walk, None, "=")
-
-
-def _type(walk: Walk, body: Body) -> None:
-    names = body.get("names")
-    if names:
-        name = names[-1]["String"]["sval"]
-        if len(names) > 1 and names[0]["String"]["sval"] == "pg_catalog":
-            pass
-        elif name in walk.index.types or name.lstrip("_") in walk.index.types or len(names) > 1:
-            walk.facts.setdefault("types", set()).add(qualified(names))
-        # `%TYPE` and typmods may hold expressions, though only constants are legal there.
-    if "typmods" in body or "arrayBounds" in body:
-        walk.children("TypeName", body, _NAMES)
-
-
-_NAMES = frozenset({"names"})
-
-
-def _cast(walk: Walk, body: Body) -> None:
-    walk.node(body["arg"])
-    _type(walk, body["typeName"])
-
-
-def _case(walk: Walk, body: Body) -> None:
-    if "arg" in body:
-        _equality(walk)
-    walk.children("CaseExpr", body)
-
-
-def _sublink(walk: Walk, body: Body) -> None:
-    if "testexpr" in body:
-        walk.node(body["testexpr"])
-        names = body.get("operName")
-        if names:
-            operator(walk, *qualified(names))
-        else:
-            _equality(walk)
-    walk.node(body["subselect"])
-
-
-def _sort(walk: Walk, body: Body) -> None:
-    names = body.get("useOp")
-    if names:
-        operator(walk, *qualified(names))
-    walk.node(body["node"])
-
-
-def _array(walk: Walk, body: Body) -> None:
-    walk.depth += 1
-    if walk.depth > MAX_DIMENSIONS:
-        raise NotUnderstood(
-            f"an array has more than {MAX_DIMENSIONS} dimensions",
-            hint="nest fewer arrays",
-            rules=("text-limits",),
-        )
-    for element in body.get("elements", ()):
-        if "A_ArrayExpr" in element:
-            _array(walk, element["A_ArrayExpr"])
-        else:
-            outer, walk.depth = walk.depth, 0
-            walk.node(element)
-            walk.depth = outer
-    walk.depth -= 1
-
-
-# --- words that are newer than some servers -----------------------------------------------------------------
-
-_WORDS = {
-    "JsonParseExpr": ("json_parse_expr", "json"),
-    "JsonScalarExpr": ("json_scalar_expr", "json_scalar"),
-    "JsonSerializeExpr": ("json_serialize_expr", "json_serialize"),
-    "JsonObjectConstructor": ("json_object_constructor", "json_object"),
-    "JsonArrayConstructor": ("json_array_constructor", "json_array"),
-    "JsonArrayQueryConstructor": ("json_array_query_constructor", "json_array"),
-    "JsonObjectAgg": ("json_object_agg", "json_objectagg"),
-    "JsonArrayAgg": ("json_array_agg", "json_arrayagg"),
-    "JsonTable": ("json_table", "json_table"),
-    "MergeSupportFunc": ("merge_support_func", "merge_action"),
-}
-_JSON_FUNCTIONS = {
-    "JSON_EXISTS_OP": "json_exists",
-    "JSON_QUERY_OP": "json_query",
-    "JSON_VALUE_OP": "json_value",
-}
-
-
-def _newer(kind: str) -> Handler:
-    """Make the handler of a keyword that is an ordinary function's name on a server older than its grammar."""
-    generic = _generic(kind)
-    field, word = _WORDS[kind]
-    since = SQL_NODES[field].since * 10_000
-
-    def walk(walk: Walk, body: Body) -> None:
-        if walk.catalog.server_version < since:
-            _older(walk, word)
-        generic(walk, body)
-
-    return walk
-
-
-def _json_function(walk: Walk, body: Body) -> None:
-    if walk.catalog.server_version < SQL_NODES["json_func_expr"].since * 10_000:
-        _older(walk, _JSON_FUNCTIONS[body["op"]])
-    walk.children("JsonFuncExpr", body)
-
-
-def _older(walk: Walk, word: str) -> None:
-    """On such a server the text is a call of a function of that name, if there is one, else a syntax error."""
-    found = tuple(f.oid for f in walk.catalog.functions_named(None, word))
-    if found:
-        walk.call(Call(None, word, 0, "function", found, builtin=False))
-
-
 # --- the table ---------------------------------------------------------------------------------------------
 
-_LEAVES = ["Alias", "A_Const", "A_Star", "BitString", "Boolean", "CurrentOfExpr", "Float", "Integer", "JsonFormat", "ParamRef", "ReturningOption", "SQLValueFunction", "SetToDefault", "String", "CTESearchClause"]
+_LEAVES = [
+    "Alias",
+    "A_Const",
+    "A_Star",
+    "BitString",
+    "Boolean",
+    "CurrentOfExpr",
+    "Float",
+    "Integer",
+    "JsonFormat",
+    "ParamRef",
+    "ReturningOption",
+    "SQLValueFunction",
+    "SetToDefault",
+    "String",
+    "CTESearchClause",
+]
 
 for _kind in grammar.PARTS:
-    HANDLERS[_kind] = _generic(_kind)
+    HANDLERS[_kind] = generic(_kind)
 for _kind in _LEAVES:
     HANDLERS[_kind] = None
-for _kind in _WORDS:
-    HANDLERS[_kind] = _newer(_kind)
 HANDLERS |= {
     "ColumnRef": _column,
     "A_Indirection": _indirection,
     "FuncCall": _function,
-    "A_Expr": _expression,
-    "TypeName": _type,
-    "TypeCast": _cast,
-    "CaseExpr": _case,
-    "SubLink": _sublink,
-    "SortBy": _sort,
-    "A_ArrayExpr": _array,
-    "JsonFuncExpr": _json_function,
 }
-equality = _equality

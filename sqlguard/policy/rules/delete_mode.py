@@ -42,34 +42,40 @@ def _finding(write: Write, context: Context) -> Finding | None:
     if table is None:
         if not write.table.system:
             return None
-        return Finding("delete-mode", Effect.REFUSE, f"`{shown}` belongs to the server", "leave it alone")
+        return _refuse(f"`{shown}` belongs to the server", "leave it alone")
     granted = context.policy.table_rule(table.schema, table.name)
-    allowed = granted.delete if granted is not None else "refuse"
-    if allowed == "refuse":
-        return Finding(
-            "delete-mode",
-            Effect.REFUSE,
+    if granted is None or granted.delete == "refuse":
+        return _refuse(
             f"this task may not DELETE from `{shown}`",
             "mark the rows with an UPDATE if the table has a column for that, or leave them",
         )
     if write.view is not None:
-        return Finding(
-            "delete-mode",
-            Effect.REFUSE,
+        return _refuse(
             f"`{write.view.shown}` is a view: rows are deleted from its table",
-            f"DELETE FROM {shown} with the condition on its own columns",
+            f"delete from {shown}, with the condition on its own columns",
         )
-    guard = guard_of(table, context.catalog)
+    return _by_guard(write, guard_of(table, context.catalog))
+
+
+def _by_guard(write: Write, guard: Guard | None) -> Finding | None:
+    shown = write.table.shown
     if guard is None:
-        return Finding(
-            "delete-mode",
-            Effect.REFUSE,
-            f"rows deleted from `{shown}` could not be brought back: the table is not guarded",
+        return _refuse(
+            f"deleted rows of `{shown}` could not be brought back: the table is not guarded",
             f"leave the rows, or ask the operator to guard the table (`sqlguard guard {shown}`)",
         )
-    if guard.mode == "soft":
-        return Finding("delete-mode", Effect.REWRITE, f"rows of `{shown}` are marked as deleted")
-    return None
+    if guard.mode != "soft":
+        return None
+    if write.rule is not None:
+        return _refuse(
+            f"a rule on the table deletes rows of `{shown}`, which can't be brought back then",
+            "write to a table without such a rule",
+        )
+    return Finding("delete-mode", Effect.REWRITE, f"rows of `{shown}` are marked as deleted")
+
+
+def _refuse(message: str, hint: str) -> Finding:
+    return Finding("delete-mode", Effect.REFUSE, message, hint)
 
 
 def guard_of(table: Table, catalog: Catalog) -> Guard | None:
