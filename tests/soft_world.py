@@ -24,7 +24,9 @@ from sqlguard.statement.model import Session
 AGENT = "sg_agent"
 BOOKKEEPING = ("deleted_at", "deleted_by_agent")
 SETUP = """
-CREATE ROLE sg_agent LOGIN PASSWORD 'x';
+DO $$ BEGIN
+    IF to_regrole('sg_agent') IS NULL THEN CREATE ROLE sg_agent LOGIN PASSWORD 'x'; END IF;
+END $$;
 CREATE SCHEMA sqlguard;
 CREATE FUNCTION sqlguard.agent() RETURNS text LANGUAGE sql STABLE AS $$ SELECT 'agent-1' $$;
 GRANT USAGE ON SCHEMA sqlguard TO sg_agent;

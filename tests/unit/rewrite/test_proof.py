@@ -23,6 +23,14 @@ def check(sent: str, text: str) -> None:
     prove(postgast.parse(sent).stmts[0].stmt, text.replace("<marks>", ASSIGNMENTS), CATALOG, Session())
 
 
+def passes(sent: str, text: str) -> bool:
+    try:
+        check(sent, text)
+    except NotUnderstood:
+        return False
+    return True
+
+
 def test_the_right_text_is_proved() -> None:
     check(DELETE, RIGHT)
 
@@ -146,8 +154,5 @@ def test_the_tree_of_another_statement_is_not_proved() -> None:
     changed = [(sent, text) for sent, text in pairs if text != "unchanged" and not text.startswith("refused")]
     for sent, own in changed:
         check(sent, own)
-        for _, text in changed:
-            if text != own:
-                with pytest.raises(NotUnderstood):
-                    check(sent, text)
-                    pytest.fail(f"{text!r} passes for {sent!r}")
+        passing = [text for _, text in changed if text != own and passes(sent, text)]
+        assert passing == [], sent
