@@ -42,6 +42,8 @@ ON_CONFLICT = ("stop", "skip", "force")
 _LISTED = 1000
 #: The two halves of the advisory lock: the bytes of "sqlg", then 2 for undo.
 _LOCK = (0x73716C67, 2)
+#: Megabytes for each sort or hash of an undo: a million keys then fit without many batches.
+_WORK_MEM = 64
 # Errors that mean a collision; the undo is then run again with every collision looked for beforehand.
 _COLLISIONS = (
     psycopg.errors.UniqueViolation,
@@ -138,6 +140,11 @@ class _Run:
     def _prepare(self) -> str:
         """Pin the settings, make the table of conflicts; return the session's own search_path."""
         pin(self.conn)
+        self.conn.execute(
+            "SELECT set_config('work_mem', %(mb)s || 'MB', true) FROM pg_catalog.pg_settings"
+            " WHERE name = 'work_mem' AND setting::bigint < %(mb)s::bigint * 1024",
+            {"mb": str(_WORK_MEM)},
+        )
         self.conn.execute(
             "CREATE TEMP TABLE sqlguard_conflict (change_set_id bigint, row_change_id bigint, reason text,"
             " PRIMARY KEY (change_set_id, row_change_id)) ON COMMIT DROP"
@@ -253,7 +260,11 @@ class _Run:
     def _shape_now(self, target: Target, shape_id: int, *, exact: bool) -> int:
         if exact:
             return shape_id
-        row = self.conn.execute("SELECT sqlguard.shape_id(%s)", [target.oid]).fetchone()
+        row = self.conn.execute(
+            "SELECT k.id, sqlguard.keep_shape(k.id, %(oid)s) FROM"
+            " (SELECT sqlguard.shape_key(%(oid)s::oid::regclass) AS id OFFSET 0) k",
+            {"oid": target.oid},
+        ).fetchone()
         assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
         return int(row[0])
 

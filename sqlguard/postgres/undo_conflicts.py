@@ -69,7 +69,7 @@ def find_orphans(run: Statements, work: Work) -> None:
 def find_taken(run: Statements, work: Work) -> None:
     """A unique value that another row has by now (not one of this set) can't be taken back."""
     marked = work.change.op == "soft_delete"
-    wanted = run.fill("SELECT {src}.id, {src}.now_key, ({src}.image).* FROM ({images}) {src}", work)
+    wanted = run.fill('SELECT {src}.id AS "sg id", ({src}.image).* FROM ({images}) {src}', work)
     if marked:
         wanted = run.fill(
             "SELECT {src}.id, {src}.now_key, {row}.* FROM ({rows}) {src} JOIN {table} {row} ON {matches}",
@@ -83,7 +83,7 @@ def find_taken(run: Statements, work: Work) -> None:
             work,
             """
             WITH wanted AS MATERIALIZED (
-                SELECT x.id AS "sg id", {keys} FROM ({wanted}) x WHERE {mine}),
+                SELECT x."sg id", {keys} FROM ({wanted}) x WHERE {mine}),
             others AS (
                 SELECT {key_of_other} AS "sg now", {keys} FROM {table} x WHERE {where})
             INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)

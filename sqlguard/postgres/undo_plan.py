@@ -178,7 +178,8 @@ def _follows(unit: Sequence[ChangeSet], one: ChangeSet, edges: Sequence[Referenc
         if edge.child != one.relid:
             continue
         for member in unit:
-            if member.relid != edge.parent or member.depth != one.depth:
+            # The walls' own referential actions of a soft delete run one level deeper.
+            if member.relid != edge.parent or member.depth > one.depth:
                 continue
             removed = member.op in ("delete", "soft_delete") and edge.on_delete in "cnd"
             moved = member.op in ("update", "rekey") and edge.on_update in "cnd"

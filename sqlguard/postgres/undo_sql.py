@@ -148,22 +148,23 @@ def _unblocked(change: ChangeSet) -> sql.Composable:
 
 def _rows(change: ChangeSet) -> sql.Composable:
     """Return the rows of the set: id, key at the time before, key at the time after."""
+    return sql.SQL("SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key {}").format(_source(change))
+
+
+def _images(work: Work) -> sql.Composable:
+    """Return the rows with their images; OFFSET 0 has each text read once, not once a column."""
+    return sql.SQL(
+        "SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key, r.before::{} AS image {} OFFSET 0"
+    ).format(work.shape.row_type, _source(work.change))
+
+
+def _source(change: ChangeSet) -> sql.Composable:
     skipped: sql.Composable = sql.SQL("")
     if change.pending is not None:
         skipped = sql.SQL(
             " JOIN sqlguard.undo_skipped s ON s.change_set_id = r.change_set_id AND s.row_change_id = r.id"
             " AND s.undo_id = {}"
         ).format(sql.Literal(change.pending))
-    return sql.SQL(
-        "SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key FROM sqlguard.row_change r{}"
-        " WHERE r.change_set_id = {}"
-    ).format(skipped, sql.Literal(change.id))
-
-
-def _images(work: Work) -> sql.Composable:
-    """Return the rows with their images; OFFSET 0 has each text read once, not once a column."""
-    return sql.SQL(
-        "SELECT q.id, q.key, q.now_key, q.image FROM ("
-        "SELECT i.id, i.key, i.now_key, b.before::{} AS image FROM ({}) i"
-        " JOIN sqlguard.row_change b ON b.change_set_id = {} AND b.id = i.id OFFSET 0) q"
-    ).format(work.shape.row_type, _rows(work.change), sql.Literal(work.change.id))
+    return sql.SQL("FROM sqlguard.row_change r{} WHERE r.change_set_id = {}").format(
+        skipped, sql.Literal(change.id)
+    )
