@@ -39,15 +39,17 @@ def names_of(node: Any) -> list[str]:
 
 
 def messages(node: Any) -> Iterator[Any]:
-    """Yield *node* and every message in it."""
-    yield node
-    for _, value in node.ListFields():
-        if hasattr(value, "DESCRIPTOR"):
-            yield from messages(value)
-        elif not isinstance(value, str | bytes | int | float | bool):
-            for item in value:
-                if hasattr(item, "DESCRIPTOR"):
-                    yield from messages(item)
+    """Yield *node* and every message in it, in no order."""
+    left = [node]
+    while left:
+        here = left.pop()
+        yield here
+        for field, value in here.ListFields():
+            if field.message_type is not None:
+                if hasattr(value, "DESCRIPTOR"):
+                    left.append(value)
+                else:
+                    left.extend(value)
 
 
 @dataclass(frozen=True)
@@ -64,30 +66,31 @@ class Sight:
     @classmethod
     def of(cls, tree: Any, tables: SoftTables) -> "Sight":
         """Read *tree*."""
+        found: dict[str, list[Any]] = {}
+        for node in messages(tree):
+            found.setdefault(node.DESCRIPTOR.name, []).append(node)
         hidden: dict[str, set[str]] = {}
         rows: dict[str, set[tuple[str, ...]]] = {}
-        loose = False
         every: set[str] = set()
-        for node in messages(tree):
-            kind = node.DESCRIPTOR.name
-            if kind in ("RangeVar", "RangeFunction"):
-                named, table = _table(node, tables)
-                columns = tables.hidden(table)
-                name = node.alias.aliasname or named
-                if table is not None and columns:
-                    every |= set(columns)
-                    hidden.setdefault(name, set()).update(columns)
-                    visible = tuple(c.name for c in table.columns if c.name not in columns)
-                    rows.setdefault(name, set()).add(visible)
-            loose = loose or (kind == "Alias" and bool(node.colnames))
-            if kind == "JoinExpr":
-                loose = loose or node.is_natural or bool(node.using_clause) or node.HasField("alias")
-                if node.HasField("alias"):
-                    hidden[node.alias.aliasname] = every
-        for name in ("old", "new", "excluded", *(n.value for n in messages(tree) if _renames(n))):
+        for node in (*found.get("RangeVar", ()), *found.get("RangeFunction", ())):
+            named, table = _table(node, tables)
+            columns = tables.hidden(table)
+            if table is None or not columns:
+                continue
+            every |= set(columns)
+            name = node.alias.aliasname or named
+            hidden.setdefault(name, set()).update(columns)
+            rows.setdefault(name, set()).add(tuple(c.name for c in table.columns if c.name not in columns))
+        joins = found.get("JoinExpr", ())
+        hidden |= {j.alias.aliasname: every for j in joins if j.HasField("alias")}
+        renamed = (o.value for o in found.get("ReturningOption", ()))
+        for name in ("old", "new", "excluded", *renamed):
             hidden.setdefault(name, every)
             rows.setdefault(name, {columns for some in list(rows.values()) for columns in some})
-        ctes = frozenset(n.ctename for n in messages(tree) if n.DESCRIPTOR.name == "CommonTableExpr")
+        loose = any(a.colnames for a in found.get("Alias", ())) or any(
+            j.is_natural or j.using_clause or j.HasField("alias") for j in joins
+        )
+        ctes = frozenset(c.ctename for c in found.get("CommonTableExpr", ()))
         return cls(tables, hidden, rows, loose, ctes)
 
     def any_hidden(self, names: Sequence[str]) -> bool:
@@ -226,10 +229,6 @@ def _table(node: Any, tables: SoftTables) -> tuple[str, Table | None]:
         return node.relname, tables.resolve(node)
     called = [n.string.sval for n in node.functions[0].list.items[0].func_call.funcname]
     return (called[-1], tables.returned_by(called)) if called else ("", None)
-
-
-def _renames(node: Any) -> bool:
-    return bool(node.DESCRIPTOR.name == "ReturningOption")
 
 
 def _called(kind: str | None, value: Any) -> str | None:
