@@ -25,9 +25,12 @@ class Objection:
     message: str
     hint: str | None = None
     sqlstate: str = "SG002"
+    detail: str | None = None
 
 
 _HARMLESS = FunctionEffect.HARMLESS
+#: It gives back locks that only this session can hold; asyncpg and Npgsql tidy up with it.
+_RELEASES = frozenset({"pg_advisory_unlock_all"})
 _DOES = {
     FunctionEffect.INFRASTRUCTURE: "shows how the server is set up",
     FunctionEffect.READS_DATA: "reads data that the statement does not name",
@@ -60,6 +63,9 @@ def objection(call: Call, context: Context) -> Objection | None:
 
 def _builtin(call: Call) -> Objection | None:
     judged = classify(call)
+    if call.name in _RELEASES or (call.name == "current_setting" and functions.NOT_CONSTANT in call.values[:1]):
+        # A setting that only the data or the client names: PostgreSQL itself hides the superuser's ones.
+        return None
     values = call.values or (functions.NOT_CONSTANT,) * call.arguments
     if functions.harmless_with(call.name, judged, values):
         return None
@@ -87,9 +93,14 @@ def _from_class(shown: str, judged: FunctionClass) -> Objection | None:
             "use a smaller constant, or a simpler pattern",
         )
     if effect is FunctionEffect.INFRASTRUCTURE:
-        return Objection(Effect.APPROVE, f"{shown} {_DOES[effect]}", "leave it out, or have it approved")
+        return Objection(
+            Effect.APPROVE,
+            f"{shown} {_DOES[effect]}",
+            "leave it out, or have it approved",
+            detail=judged.reason or None,
+        )
     does = _DOES.get(effect, "is not known to be harmless")
-    return Objection(Effect.REFUSE, f"{shown} {does}", "leave it out")
+    return Objection(Effect.REFUSE, f"{shown} {does}", "leave it out", detail=judged.reason or None)
 
 
 def _shown(call: Call) -> str:

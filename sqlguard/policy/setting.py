@@ -66,10 +66,12 @@ def milliseconds(text: str) -> int | None:
 
 
 def _search_path(values: tuple[str, ...], context: Context) -> str | None:
+    # A shorter path finds the same relations or none, and a roll-back that undoes it changes no answer either:
+    # so the guard may always resolve names with the policy's whole path.
     allowed = context.policy.defaults.search_path
-    if values and all(v in allowed for v in values):
+    if values and values == allowed[: len(values)]:
         return None
-    return f"use only the schemas {', '.join(allowed)}, or write the schema in front of each name"
+    return f"use {', '.join(allowed)}, or write the schema in front of each name"
 
 
 _YES = _one_of("on", "true", "yes", "1")
@@ -114,6 +116,11 @@ ALLOWED: Mapping[str, Check] = {
     "sqlguard.step": _any,
     "sqlguard.dry_run": _one_of("on", "off", "true", "false", "yes", "no", "1", "0"),
 }
+
+
+def free(name: str) -> bool:
+    """Whether the setting may have any value."""
+    return ALLOWED.get(name) is _any
 
 
 def objection(name: str, values: tuple[str, ...], context: Context, *, local: bool) -> Objection | None:

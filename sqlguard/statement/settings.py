@@ -34,8 +34,6 @@ def assigned(body: Body) -> tuple[str, dict[str, Any]]:
     name = str(body.get("name", "")).lower()
     if kind == "VAR_SET_VALUE":
         details["values"] = tuple(value_of(a) for a in body.get("args", ()))
-        if name == "search_path":
-            details["search_path"] = tuple(v or "" for v in details["values"])
     elif kind == "VAR_SET_MULTI":
         details["modes"] = modes(body.get("args", ()))
     elif kind == "VAR_SET_CURRENT":

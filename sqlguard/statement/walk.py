@@ -28,6 +28,8 @@ Handler = Callable[["Walk", Body], None]
 HANDLERS: dict[str, Handler | None] = {}
 _TYPED = grammar.TYPED
 _NONE: dict[str, str] = {}
+#: The function that is SET: which setting it sets decides.
+SETTER = "set_config"
 
 
 class Walk:
@@ -175,17 +177,22 @@ def _column(walk: Walk, body: Body) -> None:  # noqa: C901  one step per length 
         if owner.columns is not None and name in owner.columns:
             owner.used.add(name)
             return
-        if owner.columns is None:
-            owner.used.add(name)
-    _column_call(walk, name)
-    if owner is not None:
+        owner.used.add(name)
+    # A function of the whole row sees all of its columns.
+    if column_call(walk, name, sure=owner is not None and owner.columns is not None) and owner is not None:
         owner.star = True
 
 
-def _column_call(walk: Walk, name: str) -> None:
-    """`a.name` calls name(a) when `a` has no such column: note the call if there is such a function at all."""
-    if name in walk.index.functions or functions.known(name):
-        _note(walk, None, name, (NOT_CONSTANT,), "column")
+def column_call(walk: Walk, name: str, *, sure: bool) -> bool:
+    """
+    `a.name` calls name(a) when `a` has no such column: note the call if there is such a function at all.
+
+    *sure*: it is known that there is no such column; else it is a `field`, which may be one.
+    """
+    if name not in walk.index.functions and not functions.known(name):
+        return False
+    _note(walk, None, name, (NOT_CONSTANT,), "column" if sure else "field")
+    return True
 
 
 def _indirection(walk: Walk, body: Body) -> None:
@@ -195,7 +202,7 @@ def _indirection(walk: Walk, body: Body) -> None:
         if "String" in step:
             name = step["String"]["sval"]
             if number or not _is_field(walk, argument, name):
-                _column_call(walk, name)
+                column_call(walk, name, sure=False)
         else:
             walk.node(step)
 
@@ -242,11 +249,15 @@ def _note(  # noqa: PLR0913  the parts of one call
         name, schema=schema or "pg_catalog"
     )
     values: tuple[object, ...] = ()
-    if builtin and number and functions.classify(name, None, arguments=number).bounded_argument is not None:
+    if builtin and number and (name == SETTER or _bounded(name, number)):
         values = tuple(constant(a) for a in arguments)
     elif candidates and number:
         values = tuple(constant(a) for a in arguments) if what == "function" else ()
     walk.call(Call(schema, name, number, what, candidates, builtin, values))
+
+
+def _bounded(name: str, number: int) -> bool:
+    return functions.classify(name, None, arguments=number).bounded_argument is not None
 
 
 def _candidates(walk: Walk, schema: str | None, name: str, number: int) -> list[int]:

@@ -46,13 +46,13 @@ def _finding(write: Write, context: Context) -> Finding | None:
     granted = context.policy.table_rule(table.schema, table.name)
     if granted is None or granted.delete == "refuse":
         return _refuse(
-            f"this task may not DELETE from `{shown}`",
+            f"this task may not delete rows of `{shown}`",
             "mark the rows with an UPDATE if the table has a column for that, or leave them",
         )
     if write.view is not None:
         return _refuse(
             f"`{write.view.shown}` is a view: rows are deleted from its table",
-            f"delete from {shown}, with the condition on its own columns",
+            f"name {shown} instead, with a condition on its own columns",
         )
     return _by_guard(write, guard_of(table, context.catalog))
 

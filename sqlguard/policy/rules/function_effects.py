@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from sqlguard.policy import calls
 from sqlguard.policy.context import Context
 from sqlguard.policy.registry import QUERIES, rule
-from sqlguard.policy.rules.set_config import SETTER
 from sqlguard.policy.verdict import Finding
 from sqlguard.statement.model import Session, Statement
+from sqlguard.statement.walk import SETTER
 
 
 @rule("function-effects", QUERIES)
@@ -35,12 +35,16 @@ def function_effects(statement: Statement, _session: Session, context: Context) 
     ## Misses
     Functions called by column defaults, checks, triggers and index expressions: their owner put them there.
     """
+    # An INSERT draws numbers from sequences whether it names them or not.
+    inserts = any(w.op == "insert" for w in statement.writes)
     seen: set[tuple[str, str | None]] = set()
     for call in statement.calls:
-        if call.name == SETTER and call.builtin:
+        if call.builtin and (call.name == SETTER or (call.name == "nextval" and inserts)):
             continue
         found = calls.objection(call, context)
         if found is None or (found.message, found.hint) in seen:
             continue
         seen.add((found.message, found.hint))
-        yield Finding("function-effects", found.effect, found.message, found.hint, sqlstate=found.sqlstate)
+        yield Finding(
+            "function-effects", found.effect, found.message, found.hint, found.detail, found.sqlstate
+        )

@@ -7,8 +7,7 @@ from sqlguard.policy.context import Context
 from sqlguard.policy.registry import QUERIES, rule
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Session, Statement
-
-SETTER = "set_config"
+from sqlguard.statement.walk import SETTER
 
 
 @rule("set-config", QUERIES)
@@ -35,6 +34,8 @@ def set_config(statement: Statement, _session: Session, context: Context) -> Ite
         if call.name != SETTER or not call.builtin:
             continue
         name, value = (*call.values, None, None)[:2]
+        if isinstance(name, str) and setting.free(name.lower()):
+            continue
         if not isinstance(name, str) or not isinstance(value, str | int) or name.lower() == "search_path":
             yield Finding(
                 "set-config",
