@@ -4,6 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from sqlguard.wire.messages import Parse, Query
+
+#: Sent in place of what is refused; no grammar takes it, in any encoding and any transaction state.
+REFUSED_TEXT = "sqlguard refused this statement"
+#: Never exists: a Parse of the unnamed statement would take the client's own away.
+_REFUSED_NAME = b"sqlguard refused"
 #: Rows that are captured for us; more is no report but a result, and is cut off.
 CAPTURE_LIMIT = 16 * 1024 * 1024
 
@@ -75,6 +81,19 @@ ASKS: dict[int, Reply] = {
     ord("c"): Reply.COPY_END,
     ord("f"): Reply.COPY_END,
 }
+
+
+def refusal(kind: int, statement: bytes = _REFUSED_NAME) -> bytes:
+    """Return what to send in place of a refused message; *statement* is the name if it is a Parse."""
+    text = REFUSED_TEXT.encode()
+    if refused_reply(kind) is Reply.QUERY:
+        return Query(text).encode()
+    return Parse(statement, text).encode()
+
+
+def refused_reply(kind: int) -> Reply:
+    """Return what `refusal` is answered with."""
+    return Reply.QUERY if ASKS[kind] in (Reply.QUERY, Reply.FUNCTION) else Reply.PARSE
 
 
 @dataclass(slots=True, eq=False)

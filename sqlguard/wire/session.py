@@ -45,15 +45,16 @@ from enum import Enum, StrEnum
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire import reports
 from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
-from sqlguard.wire.messages import ErrorResponse, ParameterDescription, Parse, Query
+from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
 from sqlguard.wire.replies import ASKS as ASKS
-from sqlguard.wire.replies import Effect, Expect, Part, Reply
-
-#: Sent in place of what is refused; no grammar takes it, in any encoding and any transaction state.
-REFUSED_TEXT = "sqlguard refused this statement"
-#: Never exists: a Parse of the unnamed statement would take the client's own away.
-_REFUSED_NAME = b"sqlguard refused"
+from sqlguard.wire.replies import REFUSED_TEXT as REFUSED_TEXT
+from sqlguard.wire.replies import Effect as Effect
+from sqlguard.wire.replies import Expect as Expect
+from sqlguard.wire.replies import Part as Part
+from sqlguard.wire.replies import Reply as Reply
+from sqlguard.wire.replies import refusal as refusal
+from sqlguard.wire.replies import refused_reply as refused_reply
 
 
 class State(StrEnum):
@@ -121,19 +122,6 @@ NEXT: dict[State, dict[int | Event, State]] = {
 _READY_OF_ITS_OWN = frozenset({Reply.QUERY, Reply.FUNCTION, Reply.SYNC})
 _ERROR, _READY, _STATUS, _NOTICE, _NOTIFICATION = b"EZSNA"
 _BODY = 5
-
-
-def refusal(kind: int, statement: bytes = _REFUSED_NAME) -> bytes:
-    """Return what to send in place of a refused message; *statement* is the name if it is a Parse."""
-    text = REFUSED_TEXT.encode()
-    if refused_reply(kind) is Reply.QUERY:
-        return Query(text).encode()
-    return Parse(statement, text).encode()
-
-
-def refused_reply(kind: int) -> Reply:
-    """Return what `refusal` is answered with."""
-    return Reply.QUERY if ASKS[kind] in (Reply.QUERY, Reply.FUNCTION) else Reply.PARSE
 
 
 class Session:
