@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlguard.journal import ACTION_FIELDS, Fault, Head, Intent, Link, chained, faults, statement_hash
+from sqlguard.journal import ACTION_FIELDS, Fault, Head, Intent, Link, chained, faults, redact, statement_hash
 
 VALUES = st.lists(st.one_of(st.none(), st.text(max_size=20)), min_size=1, max_size=5)
 
@@ -105,3 +106,61 @@ def test_a_statement_with_other_parameters_is_another_statement() -> None:
         statement_hash("a\ud800", None),
     }
     assert len(hashes) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ALTER ROLE x PASSWORD 'abc' -- 'c'", "ALTER ROLE x PASSWORD '***' -- 'c'"),
+        ("CREATE USER a ENCRYPTED PASSWORD 'abc' VALID UNTIL '2030-01-01'",
+         "CREATE USER a ENCRYPTED PASSWORD '***' VALID UNTIL '2030-01-01'"),
+        ("ALTER USER MAPPING FOR a SERVER s OPTIONS (SET password 'x', SET host 'h')",
+         "ALTER USER MAPPING FOR a SERVER s OPTIONS (SET password '***', SET host 'h')"),
+        ("INSERT INTO u (id, Password, e) VALUES (1, 'a', 'b'), (2, 'c', 'd')",
+         "INSERT INTO u (id, Password, e) VALUES (1, '***', 'b'), (2, '***', 'd')"),
+        ("INSERT INTO u (id, token) SELECT 1, 'x'", "INSERT INTO u (id, token) SELECT 1, '***'"),
+        ("UPDATE u SET api_key = 'é' || 17, n = 'ü' WHERE id = 3",
+         "UPDATE u SET api_key = '***' || '***', n = 'ü' WHERE id = 3"),
+        ("UPDATE u SET (a, secret) = (1, $$x$$)", "UPDATE u SET (a, secret) = ('***', '***')"),
+        ("MERGE INTO u USING s ON true WHEN NOT MATCHED THEN INSERT (id, pwd) VALUES (1, 'x')",
+         "MERGE INTO u USING s ON true WHEN NOT MATCHED THEN INSERT (id, pwd) VALUES (1, '***')"),
+        ("SELECT 1 FROM u WHERE u.\"PASSWORD\" IN ('a', 'b') AND n = 'n'",
+         "SELECT 1 FROM u WHERE u.\"PASSWORD\" IN ('***', '***') AND n = 'n'"),
+        ("SELECT crypt('pw', salt)", "SELECT crypt('***', salt)"),
+        ("SELECT dblink('host=x  password = y')", "SELECT dblink('***')"),
+        ("CREATE SUBSCRIPTION s CONNECTION 'postgresql://a:b@c/d' PUBLICATION p",
+         "CREATE SUBSCRIPTION s CONNECTION '***' PUBLICATION p"),
+        ("SELECT 1; UPDATE u SET token = 'x'", "SELECT 1; UPDATE u SET token = '***'"),
+        ('UPDATE u SET U&"t\\006fken" = \'x\'', 'UPDATE u SET U&"t\\006fken" = \'***\''),
+        ("UPDATE u SET password = 'x' WHERE 'y'", "UPDATE u SET password = '***' WHERE 'y'"),
+        ("UPDATE u SET password = 'x' WHERE WHERE n = 'y'", "UPDATE u SET password = '***' WHERE WHERE n = '***'"),
+        ("SELECT 'password", "(a text of 16 bytes that can't be read)"),
+        ("SELECT 'token', 'see https://example.org/a?b'", "SELECT 'token', 'see https://example.org/a?b'"),
+        ("UPDATE orders SET status = 'paid' WHERE id = 7", "UPDATE orders SET status = 'paid' WHERE id = 7"),
+    ],
+)  # fmt: skip
+def test_secrets_are_cut_out_of_a_statement(text: str, wanted: str) -> None:
+    assert redact(text, None).text == wanted
+
+
+def test_parameters_that_are_secrets_are_cut_out() -> None:
+    text = "UPDATE u SET token = $2, n = $1 WHERE api_key = $3"
+    assert redact(text, ("a", "b", None)).params == ("a", "***", None)
+    assert redact("UPDATE token SET SET", ("a", None)).params == ("***", None)
+    assert redact("SELECT $1", ("a",)).params == ("a",)
+
+
+def test_a_policy_can_name_more_columns() -> None:
+    intent = Intent(statement="UPDATE p SET ssn = '1'", executed="UPDATE p SET ssn = '1' -- x")
+    record = intent.as_record(frozenset({"ssn"}))
+    assert (record["statement"], record["executed"]) == (
+        "UPDATE p SET ssn = '***'",
+        "UPDATE p SET ssn = '***' -- x",
+    )
+    assert intent.as_record()["statement"] == "UPDATE p SET ssn = '1'"
+
+
+def test_a_key_still_tells_statements_apart_that_differ_in_a_secret() -> None:
+    one, two = (Intent(statement=f"ALTER ROLE x PASSWORD '{p}'", idempotency_key="k") for p in "ab")
+    assert one.as_record()["statement"] == two.as_record()["statement"]
+    assert one.as_record()["statement_hash"] != two.as_record()["statement_hash"]
