@@ -119,6 +119,18 @@ def test_a_trigger_that_changes_the_row_forbids_returning() -> None:
     assert caught.value.rules == ("update_trigger_blocks_soft_delete",)
 
 
+def test_unless_the_guards_own_trigger_puts_the_row_back() -> None:
+    orders = next(t for t in CATALOG.tables.values() if t.name == "orders")
+    update = frozenset({"update"})
+    triggers = (
+        Trigger("touch", update, "BEFORE", for_each_row=True, function=1),
+        Trigger("zz_guard", update, "BEFORE", for_each_row=True, function=2, ours=True),
+    )
+    touched = replace(orders, triggers=triggers)
+    catalog = fixture_catalog(tables={**CATALOG.tables, orders.oid: touched})
+    assert run("DELETE FROM orders WHERE id = 1 RETURNING id", catalog).changed
+
+
 def test_a_parent_that_is_not_soft_itself() -> None:
     tables = {oid: replace(t, guard=None) if t.name == "base" else t for oid, t in CATALOG.tables.items()}
     sub = next(t for t in tables.values() if t.name == "sub")
