@@ -8,7 +8,7 @@ the write runs.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlguard.annotation import Annotation
 from sqlguard.errors import (
@@ -111,10 +111,24 @@ class Gate:
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
         if not changed.changed:
-            return Decision(statement, verdict, statement.text)
+            return Decision(statement, verdict, statement.text, tag=_prepared_tag(statement, session))
         return Decision(
-            statement, verdict, changed.text, tag=changed.tag, rewritten=True, position=changed.position
+            statement,
+            verdict,
+            changed.text,
+            tag=changed.tag,
+            rewritten=True,
+            execute_tag=changed.execute_tag,
+            position=changed.position,
         )
+
+
+def _prepared_tag(statement: Statement, session: Session) -> str | None:
+    """An EXECUTE of a prepared soft delete is a DELETE to the client."""
+    if statement.kind is not Kind.EXECUTE or statement.subject not in session.prepared:
+        return None
+    tag: str | None = session.prepared[statement.subject].details.get("execute_tag")
+    return tag
 
 
 def refusal(text: str, fault: SqlguardError, statement: Statement | None = None) -> Decision:
@@ -158,7 +172,8 @@ def advance(  # noqa: PLR0911 (one match over the kinds that change a session)
     name = statement.subject
     match statement.kind:
         case Kind.PREPARE if name and statement.inner:
-            return session.after(prepared={**session.prepared, name: statement.inner})
+            known = {**statement.inner.details, "execute_tag": decision.execute_tag}
+            return session.after(prepared={**session.prepared, name: replace(statement.inner, details=known)})
         case Kind.DEALLOCATE:
             return session.after(prepared={k: v for k, v in session.prepared.items() if name and k != name})
         case Kind.DECLARE if name and statement.inner:

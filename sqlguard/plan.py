@@ -22,6 +22,8 @@ class Decision:
     #: The command tag's verb as the client must see it (`DELETE` for a soft delete), None: as it comes.
     tag: str | None = None
     rewritten: bool = False
+    #: The same for a later EXECUTE of what this PREPAREs.
+    execute_tag: str | None = None
     #: Maps a 1-based error position in `text` back to the client's text; None: they are the same.
     position: Callable[[int], int | None] | None = None
 
