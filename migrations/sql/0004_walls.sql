@@ -263,6 +263,18 @@ CREATE FUNCTION sqlguard.references_to(relation oid)
         ORDER BY t.tgname
     $$;
 
+-- Whether any foreign key refers to rows of a relation: asked at every soft delete, so asked cheaply.
+CREATE FUNCTION sqlguard.is_referenced(relation oid) RETURNS boolean
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            RETURN EXISTS (SELECT FROM pg_trigger t
+                           WHERE t.tgrelid = relation AND t.tgisinternal AND t.tgconstrrelid <> 0 AND (t.tgtype & 8) <> 0)
+                OR EXISTS (SELECT FROM pg_partition_tree(relation) p JOIN pg_trigger t ON t.tgrelid = p.relid
+                           WHERE t.tgisinternal AND t.tgconstrrelid <> 0 AND (t.tgtype & 8) <> 0);
+        END
+    $$;
+
 -- `ONLY` where PostgreSQL's own actions say it: everywhere but on a partitioned table.
 CREATE FUNCTION sqlguard.target(relation oid) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

@@ -1,0 +1,263 @@
+"""
+The capture function of one relation: PL/pgSQL made for its columns, because static SQL keeps its plans.
+
+Theory of operation. Statement triggers with transition tables run it once per statement of a task's session.
+PostgreSQL appends to the old and the new transition table in lockstep, so row n of one is row n of the other;
+that is used only where keys change or one statement both deletes and changes rows (MERGE), because joining
+by row number costs a plan of its own. Old-style inheritance runs it per row: there a parent's transition
+table has lost the columns of its children.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sqlguard.postgres.walls_facts import VERSION, Facts, Relation
+
+#: How texts of keys and images are written, and have to be read. See sqlguard/postgres/images.py.
+PINNED = (
+    ("DateStyle", "ISO, YMD"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "UTC"),
+    ("extra_float_digits", "1"),
+    ("bytea_output", "hex"),
+)
+# An alias with a blank is no column's name, so that `"sg row"::text` is the whole row.
+ROW = sql.SQL('"sg row"')
+
+_STATEMENT = sql.SQL("""
+DECLARE  -- version {version}
+    change bigint := nextval('sqlguard.change_set_id_seq');
+    shape bigint := sqlguard.shape_key({oid}::regclass);
+    total bigint;
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        INSERT INTO sqlguard.row_change (change_set_id, key) SELECT change, {key} FROM sg_new {row};
+        GET DIAGNOSTICS total = ROW_COUNT;{insert_check}
+        PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'insert', total,
+                                     {columns}, shape, false);
+        RETURN NULL;
+    ELSIF TG_OP = 'DELETE' THEN
+        INSERT INTO sqlguard.row_change (change_set_id, key, before)
+            SELECT change, {key}, {row}::text FROM sg_old {row};
+        GET DIAGNOSTICS total = ROW_COUNT;
+        PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'delete', total,
+                                     {columns}, shape, false);
+        RETURN NULL;
+    END IF;{soft}{pairs}
+    INSERT INTO sqlguard.row_change (change_set_id, key, before)
+        SELECT change, {key}, {row}::text FROM sg_old {row};
+    GET DIAGNOSTICS total = ROW_COUNT;
+    PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'update', total,
+                                 {columns}, shape, false);
+    RETURN NULL;
+END
+""")
+
+_INSERT_CHECK = sql.SQL("""
+        IF EXISTS (SELECT FROM sg_new n WHERE n.deleted_at IS NOT NULL OR n.deleted_by_agent IS NOT NULL) THEN
+            RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
+                TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'leave them out of the INSERT';
+        END IF;""")
+
+# The deleted row is its own image; only when the table has columns that the bookkeeping trigger does not know
+# yet (its shape is another than when it was guarded) the old row is kept as well.
+_SOFT = sql.SQL("""
+    DECLARE
+        marked bigint;
+        nested boolean;
+    BEGIN
+        SELECT count(*), count(*) FILTER (WHERE n.deleted_at = statement_timestamp()
+                                          AND n.deleted_by_agent = (SELECT sqlguard.agent()))
+            INTO total, marked FROM sg_new n;
+        IF marked > 0 AND EXISTS (SELECT FROM sg_old o WHERE o.deleted_at IS NOT NULL) THEN
+            marked := NULL;  -- among the rows are some that were deleted before
+        END IF;
+        IF marked = total AND total > 0 THEN
+            nested := EXISTS (SELECT FROM sqlguard.cascade_run c WHERE c.txid = pg_current_xact_id());
+            INSERT INTO sqlguard.row_change (change_set_id, key, before)
+                SELECT change, {key}, {image} FROM sg_old {row};
+            PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'soft_delete',
+                                         total, {columns}, shape, nested);
+            IF NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
+                PERFORM sqlguard.cascade(change);
+            END IF;
+            RETURN NULL;
+        ELSIF marked <> 0 OR marked IS NULL THEN
+            EXECUTE {pair_soft} USING change;
+            GET DIAGNOSTICS marked = ROW_COUNT;
+            IF marked > 0 THEN
+                nested := EXISTS (SELECT FROM sqlguard.cascade_run c WHERE c.txid = pg_current_xact_id());
+                PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME,
+                                             'soft_delete', marked, {columns}, shape, nested);
+                IF NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
+                    PERFORM sqlguard.cascade(change);
+                END IF;
+                change := nextval('sqlguard.change_set_id_seq');
+            END IF;
+            EXECUTE {pair_rest} USING change;
+            GET DIAGNOSTICS total = ROW_COUNT;
+            PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME,
+                CASE WHEN EXISTS (SELECT FROM sqlguard.row_change r
+                                  WHERE r.change_set_id = change AND r.new_key IS NOT NULL)
+                     THEN 'rekey' ELSE 'update' END, total, {columns}, shape, false);
+            RETURN NULL;
+        END IF;
+    END;""")
+
+_PAIRS = sql.SQL("""
+    IF EXISTS (SELECT {plain} FROM sg_old {row} EXCEPT SELECT {plain} FROM sg_new {row}) THEN
+        IF (SELECT count(*) FROM sg_old) <> (SELECT count(*) FROM sg_new) THEN
+            RAISE EXCEPTION 'rows of `%.%` got lost on their way to another partition', TG_TABLE_SCHEMA,
+                TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'change the rows one partition at a time';
+        END IF;
+        EXECUTE {pair_all} USING change;
+        GET DIAGNOSTICS total = ROW_COUNT;
+        PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'rekey', total,
+                                     {columns}, shape, false);
+        RETURN NULL;
+    END IF;""")
+
+_PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
+    SELECT $1, o.key, {new_key}, {before}
+    FROM (SELECT row_number() OVER () AS i, {key} AS key, {row}::text AS image, {mark} AS at FROM sg_old {row}) o
+    JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at FROM sg_new {row}) n USING (i)
+    WHERE {which}""")
+
+_ROW = sql.SQL("""
+DECLARE  -- version {version}
+    change bigint := nextval('sqlguard.change_set_id_seq');
+    shape bigint := sqlguard.shape_key({oid}::regclass);
+    operation text := lower(TG_OP);
+    nested boolean := false;
+    old_key text[];
+    new_key text[];
+    before text;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        old_key := {old_key};
+        before := OLD::text;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        new_key := {new_key};
+    END IF;{soft}
+    IF operation = 'update' AND new_key IS DISTINCT FROM old_key THEN
+        operation := 'rekey';
+    END IF;
+    INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
+        VALUES (change, coalesce(old_key, new_key), CASE operation WHEN 'rekey' THEN new_key END, before);
+    PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, operation, 1,
+                                 {columns}, shape, nested);
+    IF operation = 'soft_delete' AND NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
+        PERFORM sqlguard.cascade(change);
+    END IF;
+    RETURN NULL;
+END
+""")
+
+_ROW_SOFT = sql.SQL("""
+    IF TG_OP = 'INSERT' AND (NEW.deleted_at IS NOT NULL OR NEW.deleted_by_agent IS NOT NULL) THEN
+        RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
+            TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'leave them out of the INSERT';
+    ELSIF TG_OP = 'UPDATE' AND OLD.deleted_at IS NULL AND NEW.deleted_at = statement_timestamp() THEN
+        operation := 'soft_delete';
+        nested := EXISTS (SELECT FROM sqlguard.cascade_run c WHERE c.txid = pg_current_xact_id());
+        {image}
+    END IF;""")
+
+
+def function_name(relation: Relation, prefix: str = "capture") -> str:
+    """Return a name of at most 63 bytes that is the same every time."""
+    digest = hashlib.sha256(relation.label.encode()).hexdigest()[:8]
+    body = f"{relation.schema}_{relation.name}".encode()[: 63 - len(prefix) - 10].decode(errors="ignore")
+    return f"{prefix}_{body}_{digest}"
+
+
+def capture_body(
+    conn: psycopg.Connection[Any], facts: Facts, relation: Relation, *, mode: str, shape: int
+) -> str:
+    """Return the source of the capture function of *relation*; *shape* is its shape key now."""
+    root = facts.root(relation)
+    keys = relation.key_columns
+    soft = mode == "soft"
+    parts: dict[str, sql.Composable] = {
+        "version": sql.Literal(VERSION),
+        "oid": sql.Literal(str(relation.oid)),
+        "root": sql.SQL("{}::oid").format(sql.Literal(root.oid)),
+        "columns": sql.SQL("{}::text[]").format(sql.Literal(keys or None)),
+    }
+    if facts.inherits(root):
+        return _row_body(conn, parts, keys, soft=soft, shape=shape)
+    parts |= {
+        "row": ROW,
+        "key": _key(keys, ROW),
+        "plain": sql.SQL(", ").join(sql.SQL("{}.{}").format(ROW, sql.Identifier(k)) for k in keys),
+        "image": _image(keys, sql.SQL("{}::text").format(ROW), shape),
+    }
+    pairs = {
+        "pair_soft": _pair(conn, parts, "soft", soft=soft, keyed=bool(keys)),
+        "pair_rest": _pair(conn, parts, "rest", soft=soft, keyed=bool(keys)),
+        "pair_all": _pair(conn, parts, "all", soft=soft, keyed=bool(keys)),
+    }
+    nothing = sql.SQL("")
+    return _STATEMENT.format(
+        **parts,
+        insert_check=_INSERT_CHECK if soft else nothing,
+        soft=_SOFT.format(**parts, **pairs) if soft else nothing,
+        pairs=_PAIRS.format(**parts, **pairs) if keys else nothing,
+    ).as_string(conn)
+
+
+def _row_body(
+    conn: psycopg.Connection[Any],
+    parts: dict[str, sql.Composable],
+    keys: Sequence[str],
+    *,
+    soft: bool,
+    shape: int,
+) -> str:
+    image = sql.SQL("before := {};").format(_image(keys, sql.SQL("before"), shape))
+    return _ROW.format(
+        **parts,
+        old_key=_key(keys, sql.SQL("OLD")),
+        new_key=_key(keys, sql.SQL("NEW")),
+        soft=_ROW_SOFT.format(image=image) if soft else sql.SQL(""),
+    ).as_string(conn)
+
+
+def _key(keys: Sequence[str], row: sql.Composable) -> sql.Composable:
+    if not keys:
+        return sql.SQL("NULL::text[]")
+    items = (sql.SQL("{}.{}::text").format(row, sql.Identifier(k)) for k in keys)
+    return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(items))
+
+
+def _image(keys: Sequence[str], row: sql.Composable, shape: int) -> sql.Composable:
+    """Return the before image of a soft delete: none, unless the row could not be found or judged again."""
+    if not keys:
+        return row
+    return sql.SQL("CASE WHEN shape <> {} THEN {} END").format(sql.Literal(shape), row)
+
+
+def _pair(
+    conn: psycopg.Connection[Any], parts: dict[str, sql.Composable], which: str, *, soft: bool, keyed: bool
+) -> sql.Composable:
+    """Return, as a literal, the statement that keeps pairs of old and new rows: `soft` deletes, `rest`, `all`."""
+    deleted = sql.SQL("o.at IS NULL AND n.at IS NOT DISTINCT FROM statement_timestamp()")
+    changed = sql.SQL("CASE WHEN n.key IS DISTINCT FROM o.key THEN n.key END")
+    statement = _PAIR.format(
+        key=parts["key"],
+        row=ROW,
+        mark=sql.SQL("deleted_at") if soft else sql.SQL("NULL::timestamptz"),
+        new_key=sql.SQL("NULL") if which == "soft" else sql.SQL("n.key") if which == "all" else changed,
+        before=sql.SQL("NULL") if which == "soft" and keyed else sql.SQL("o.image"),
+        which=deleted
+        if which == "soft"
+        else sql.SQL("true")
+        if which == "all"
+        else sql.SQL("NOT ({})").format(deleted),
+    )
+    return sql.Literal(statement.as_string(conn))

@@ -1,0 +1,80 @@
+"""
+Runs DDL on tables that others are using: short transactions that give up a lock quickly and try again.
+
+A statement that waits for ACCESS EXCLUSIVE makes every reader wait behind it; so it waits a moment only
+(`lock_timeout`), steps aside, and comes back. Building an index CONCURRENTLY blocks nobody and may wait.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sqlguard.errors import GuardError
+
+_BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs on a connection in autocommit mode; `budget` is how many seconds one step may keep trying."""
+
+    conn: psycopg.Connection[Any]
+    lock_timeout_ms: int = 500
+    budget: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.conn.autocommit:
+            raise GuardError(
+                "guarding needs a connection in autocommit mode: each step is a transaction of its own"
+            )
+
+    def run(self, statements: Sequence[sql.Composed]) -> None:
+        """Run *statements* in one transaction; try again while their locks are taken by others."""
+        if not statements:
+            return
+
+        def once() -> None:
+            with self.conn.transaction():
+                self.conn.execute(
+                    sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(self.lock_timeout_ms))
+                )
+                for statement in statements:
+                    self.conn.execute(statement)
+
+        self._again_while_busy(once)
+
+    def run_concurrently(self, statement: sql.Composed) -> None:
+        """Run a … CONCURRENTLY *statement*; it waits for others as long as it has to."""
+
+        def once() -> None:
+            self.conn.execute("SET lock_timeout = 0")
+            try:
+                self.conn.execute(statement)
+            finally:
+                self.conn.execute("RESET lock_timeout")
+
+        self._again_while_busy(once)
+
+    def _again_while_busy(self, once: Callable[[], None]) -> None:
+        deadline = time.monotonic() + self.budget
+        pause = 0.1
+        while True:
+            try:
+                once()
+            except _BUSY as fault:
+                if time.monotonic() + pause > deadline:
+                    raise GuardError(
+                        f"a lock was not to be had for {self.budget:.0f} s: {str(fault).splitlines()[0]}",
+                        hint="look for long transactions in pg_stat_activity, then guard again: "
+                        "what is done is kept",
+                    ) from None
+                # Two guards that met should not meet again.
+                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+                pause = min(pause * 2, 2.0)
+            else:
+                return
