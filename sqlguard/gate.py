@@ -125,7 +125,11 @@ class Gate:
 
 def _prepared_tag(statement: Statement, session: Session) -> str | None:
     """An EXECUTE of a prepared soft delete is a DELETE to the client."""
-    if statement.kind is not Kind.EXECUTE or statement.subject not in session.prepared:
+    if (
+        statement.kind is not Kind.EXECUTE
+        or statement.subject is None
+        or statement.subject not in session.prepared
+    ):
         return None
     tag: str | None = session.prepared[statement.subject].details.get("execute_tag")
     return tag
