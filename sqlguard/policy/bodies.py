@@ -24,6 +24,8 @@ _READS = frozenset({Kind.SELECT, Kind.VALUES, Kind.EMPTY})
 
 def objection(function: Function, context: Context) -> str | None:  # noqa: PLR0911  one line per reason
     """Return why *function* does not pass, None when it does."""
+    if function.kind == "p":
+        return "is a procedure: what it does is not known"
     if function.kind != "f":
         return "is no plain function"
     if function.security_definer:

@@ -63,7 +63,9 @@ def objection(call: Call, context: Context) -> Objection | None:
 
 def _builtin(call: Call) -> Objection | None:
     judged = classify(call)
-    if call.name in _RELEASES or (call.name == "current_setting" and functions.NOT_CONSTANT in call.values[:1]):
+    if call.name in _RELEASES or (
+        call.name == "current_setting" and functions.NOT_CONSTANT in call.values[:1]
+    ):
         # A setting that only the data or the client names: PostgreSQL itself hides the superuser's ones.
         return None
     values = call.values or (functions.NOT_CONSTANT,) * call.arguments

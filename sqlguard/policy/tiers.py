@@ -8,11 +8,13 @@ measured rows, a share or the agent's confidence are decided when those are know
 from collections.abc import Iterable, Iterator
 from decimal import Decimal, InvalidOperation
 
+from sqlguard.catalog import Table
 from sqlguard.policy import calls
 from sqlguard.policy.context import Context
+from sqlguard.policy.guards import guard_of
 from sqlguard.policy.model import Gate, When
 from sqlguard.policy.verdict import Effect, Finding
-from sqlguard.statement.model import Statement
+from sqlguard.statement.model import Statement, Write
 
 ORDER = ("reversible", "costly", "compensable", "irreversible")
 
@@ -22,18 +24,23 @@ def of(statement: Statement, context: Context) -> tuple[str, tuple[str, ...]]:
     tiers = ["reversible"]
     classes: dict[str, None] = {}
     for write in statement.writes:
+        if write.op == "call" or write.table.temporary:
+            continue
         rule = context.policy.table_rule(write.table.schema or "", write.table.name)
         classes.update(dict.fromkeys(rule.class_ if rule else ()))
         table = context.catalog.tables.get(write.table.oid)
-        if (
-            write.op != "call"
-            and table is not None
-            and (table.triggers and not all(t.ours for t in table.triggers))
-        ):
-            # Undo brings the rows back, not what the application's triggers did elsewhere.
-            tiers.append("costly")
+        if table is not None:
+            tiers.append(_tier(write, table, context))
     tiers += [calls.tier(call, context) for call in statement.calls if call.candidates]
     return max(tiers, key=ORDER.index), tuple(classes)
+
+
+def _tier(write: Write, table: Table, context: Context) -> str:
+    if guard_of(table, context.catalog) is None:
+        # Nothing keeps the rows as they were; what was inserted can at least be deleted.
+        return "compensable" if write.op == "insert" else "irreversible"
+    # Undo brings the rows back, not what the application's triggers did elsewhere.
+    return "reversible" if all(t.ours for t in table.triggers) else "costly"
 
 
 def gates(statement: Statement, context: Context) -> Iterator[Finding]:

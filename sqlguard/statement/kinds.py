@@ -11,7 +11,7 @@ from typing import Any
 from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
 from sqlguard.statement import casts, grammar
-from sqlguard.statement.model import Kind, Session, Statement
+from sqlguard.statement.model import Kind, Relation, Scope, Session, Statement, Write
 from sqlguard.statement.query import resolve
 from sqlguard.statement.settings import assigned, modes, option_on
 from sqlguard.statement.text import Parsed
@@ -49,6 +49,7 @@ def _found(kind: Kind, walk: Walk, tree: Body) -> Statement:
     casts.note(walk)
     facts = walk.facts
     facts.pop("types", None)
+    walk.writes += _called(walk)
     return Statement(
         kind,
         "",
@@ -59,6 +60,17 @@ def _found(kind: Kind, walk: Walk, tree: Body) -> Statement:
         locks_rows="locks" in facts,
         details=facts,
     )
+
+
+def _called(walk: Walk) -> list[Write]:
+    """A function that may change data is a write, of what nobody knows; whether it passes is the policy's matter."""
+    oids = dict.fromkeys(oid for call in walk.calls for oid in call.candidates)
+    found = [walk.catalog.functions[oid] for oid in oids if oid in walk.catalog.functions]
+    return [
+        Write(Relation(f.schema, f.name), "call", scope=Scope.NARROWED)
+        for f in found
+        if f.kind in "fp" and f.volatility == "v" and f.extension is None
+    ]
 
 
 _QUERY_KINDS = {
@@ -270,6 +282,6 @@ _READERS: dict[str, Reader] = {
     "CreateStmt": _create,
     "DropStmt": _drop,
     "TruncateStmt": _truncate,
-    "CallStmt": lambda _n, _b, _c, _s: Statement(Kind.CALL, "", details={"verb": "CALL"}),
+    "CallStmt": lambda _n, body, c, s: _walked(Kind.CALL, {"FuncCall": body["funccall"]}, c, s),
     "DoStmt": lambda _n, _b, _c, _s: Statement(Kind.DO, "", details={"verb": "DO"}),
 }

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sqlguard.statement.names import Entry
-from sqlguard.statement.regions import NULL, Region
+from sqlguard.statement.regions import NULL, Region, intersection, union
 from sqlguard.statement.terms import Term
 
 
@@ -91,18 +91,17 @@ def simple(part: Values) -> Part:
 
 def both(parts: Iterable[Part]) -> Part:
     """Return the AND of *parts*."""
-    values: dict[str, Values] = {}
+    values: dict[str, list[Values]] = {}
     others: list[Part] = []
     for part in _flat(parts):
         if part == FALSE:
             return FALSE
         if isinstance(part, Values):
-            before = values.get(part.term.key)
-            values[part.term.key] = part if before is None else _intersected(before, part)
+            values.setdefault(part.term.key, []).append(part)
         elif part != TRUE:
             others.append(part)
-    for merged in values.values():
-        part = simple(merged)
+    for some in values.values():
+        part = simple(_joined(some, every=True))
         if part == FALSE:
             return FALSE
         if part != TRUE:
@@ -120,28 +119,39 @@ def _flat(parts: Iterable[Part]) -> Iterable[Part]:
             yield part
 
 
-def _intersected(a: Values, b: Values) -> Values:
-    return Values(a.term, a.true.intersection(b.true), a.false.union(b.false), a.null_test and b.null_test)
+def _joined(some: list[Values], *, every: bool) -> Values:
+    """Join what is said about one term: all of it must hold, or one of it; all at once, as there may be thousands."""
+    first = some[0]
+    if len(some) == 1:
+        return first
+    true, false = [p.true for p in some], [p.false for p in some]
+    null_test = all(p.null_test for p in some)
+    if every:
+        return Values(first.term, intersection(true), union(false), null_test)
+    return Values(first.term, union(true), intersection(false), null_test)
 
 
-def either(parts: Iterable[Part]) -> Part:  # noqa: C901  one step per kind of part
+def either(parts: Iterable[Part]) -> Part:
     """Return the OR of *parts*."""
-    values: dict[str, Values] = {}
+    values: dict[str, list[Values]] = {}
     others: list[Part] = []
     for part in parts:
         if part == TRUE:
             return TRUE
         if isinstance(part, Values):
-            before = values.get(part.term.key)
-            values[part.term.key] = part if before is None else _united(before, part)
+            values.setdefault(part.term.key, []).append(part)
         elif part != FALSE:
             others.append(part)
-    for merged in values.values():
-        part = simple(merged)
+    for some in values.values():
+        part = simple(_joined(some, every=False))
         if part == TRUE:
             return TRUE
         if part != FALSE:
             others.append(part)
+    return _alternatives(others)
+
+
+def _alternatives(others: list[Part]) -> Part:
     if not others:
         return FALSE
     if len(others) == 1:
@@ -151,10 +161,6 @@ def either(parts: Iterable[Part]) -> Part:  # noqa: C901  one step per kind of p
         # `id = 5 OR <something about no row>`: all rows, once that something is true.
         return constants[0]
     return Opaque(mentions=frozenset().union(*(mentioned(p) for p in others)))
-
-
-def _united(a: Values, b: Values) -> Values:
-    return Values(a.term, a.true.union(b.true), a.false.intersection(b.false), a.null_test and b.null_test)
 
 
 def negated(part: Part) -> Part:

@@ -29,7 +29,7 @@ from sqlguard.statement.parts import (
     not_null,
     simple,
 )
-from sqlguard.statement.regions import of_values
+from sqlguard.statement.regions import of_values, union
 from sqlguard.statement.terms import UNKNOWN, boolean, operator_of, value_of
 
 if TYPE_CHECKING:
@@ -59,13 +59,17 @@ _SPELLED = {"!=": "<>"}
 
 def scope(walk: "Walk", where: Any, target: Entry) -> Scope:
     """Return how far a WHERE narrows a write of *target* down."""
-    return Scope.ALL if where is None else scope_of_all(walk, [where], target)
-
-
-def scope_of_all(walk: "Walk", conditions: list[Any], target: Entry) -> Scope:
-    """The same for several conditions that must all hold."""
+    if where is None:
+        return Scope.ALL
     fold = Fold(walk, target)
-    return fold.scope(both([fold.part(c) for c in conditions]))
+    return fold.scope(fold.part(where))
+
+
+def merge_scope(walk: "Walk", join: Any, conditions: list[Any], target: Entry) -> list[Scope]:
+    """Return the scope for each of a MERGE's branches; *join* None: rows without a match. A condition may be None."""
+    fold = Fold(walk, target)
+    joined = TRUE if join is None else fold.part(join)
+    return [fold.scope(joined if c is None else both([joined, fold.part(c)])) for c in conditions]
 
 
 def upsert_scope(walk: "Walk", select: Any, target: Entry) -> Scope:
@@ -77,6 +81,12 @@ def upsert_scope(walk: "Walk", select: Any, target: Entry) -> Scope:
         if entry.table is not None and entry.table is target.table:
             return scope(walk, select.get("whereClause"), entry)
     return Scope.MEASURED
+
+
+#: An AND or OR of more conditions is not followed up: the count decides.
+_CONDITIONS = 1_000
+#: A CASE with more branches is not followed up.
+_BRANCHES = 32
 
 
 class Fold(Comparisons):
@@ -111,17 +121,17 @@ class Fold(Comparisons):
 
     def linked(self, part: Part) -> list[Part]:
         """Split an AND, without the links that tie every row to itself."""
-        parts = list(part.parts) if isinstance(part, All) else [part]
-        kept: list[Part] = []
-        for each in parts:
-            if isinstance(each, Link) and self._to_itself(each):
-                others = [
-                    p for p in parts if p is not each and not (isinstance(p, Link) and self._to_itself(p))
-                ]
-                if not any(each.entry in mentioned(p) for p in others):
-                    continue
-            kept.append(each)
-        return kept
+        parts: list[Part] = list(part.parts) if isinstance(part, All) else [part]
+        own = [isinstance(p, Link) and self._to_itself(p) for p in parts]
+        if not any(own):
+            return parts
+        # A tie is one only while nothing else says which rows of the other side there are.
+        others = frozenset().union(*(mentioned(p) for p, tie in zip(parts, own, strict=True) if not tie))
+        return [
+            p
+            for p, tie in zip(parts, own, strict=True)
+            if not (tie and isinstance(p, Link) and p.entry not in others)
+        ]
 
     def _to_itself(self, link: Link) -> bool:
         """Whether the other side is the same column of the same table: then every row has a partner."""
@@ -166,6 +176,8 @@ class Fold(Comparisons):
         operator = body["boolop"]
         if operator == "NOT_EXPR":
             return self.part(body["args"][0], no=not no)
+        if len(body["args"]) > _CONDITIONS:
+            return self._plain({"BoolExpr": body})
         parts = [self.part(a, no=no) for a in body["args"]]
         return both(parts) if (operator == "AND_EXPR") is not no else either(parts)
 
@@ -270,44 +282,44 @@ class Fold(Comparisons):
             return TRUE if test == "IS_NOT_TRUE" else Const()
         if not isinstance(part, Values):
             return part if isinstance(part, Const) else self.opaque(body["arg"])
-        neither = part.true.union(part.false).complement()
+        neither = union((part.true, part.false)).complement()
         true = {
             "IS_TRUE": part.true,
             "IS_NOT_TRUE": part.true.complement(),
             "IS_FALSE": part.false,
             "IS_NOT_FALSE": part.false.complement(),
             "IS_UNKNOWN": neither,
-            "IS_NOT_UNKNOWN": part.true.union(part.false),
+            "IS_NOT_UNKNOWN": union((part.true, part.false)),
         }[test]
         return simple(Values(part.term, true, true.complement()))
 
     def _case(self, body: "Body") -> Part:
+        branches = body["args"]
+        if len(branches) > _BRANCHES:
+            return self._plain({"CaseExpr": body})
         before: list[Part] = []
         chosen: list[Part] = []
-        for item in body["args"]:
+        results: list[Part] = []
+        for item in branches:
             when = item["CaseWhen"]
             expression = when["expr"]
             condition = self.compare("=", body["arg"], expression) if "arg" in body else self.part(expression)
-            chosen.append(both([*before, condition, self.part(when["result"])]))
+            results.append(self.part(when["result"]))
+            chosen.append(both([*before, condition, results[-1]]))
             before.append(_unless(condition))
-        if "defresult" in body:
-            chosen.append(both([*before, self.part(body["defresult"])]))
-        if "defresult" in body and all(
-            self.part(n) == TRUE
-            for n in [w["CaseWhen"]["result"] for w in body["args"]] + [body["defresult"]]
-        ):
-            return TRUE
-        return either(chosen)
+        results.append(self.part(body["defresult"]) if "defresult" in body else FALSE)
+        chosen.append(both([*before, results[-1]]))
+        return TRUE if all(r == TRUE for r in results) else either(chosen)
 
     def _coalesce(self, node: "Body", body: "Body") -> Part:
         first, *rest = [self.part(a) for a in body["args"]]
         if not rest:
             return first
         if isinstance(first, Values) and all(isinstance(p, Always) for p in rest):
-            unknown = first.true.union(first.false).complement()
+            unknown = union((first.true, first.false)).complement()
             if TRUE in rest:
-                return simple(Values(first.term, first.true.union(unknown), first.false))
-            return simple(Values(first.term, first.true, first.false.union(unknown)))
+                return simple(Values(first.term, union((first.true, unknown)), first.false))
+            return simple(Values(first.term, first.true, union((first.false, unknown))))
         if first == TRUE:
             return TRUE
         return self._plain(node)

@@ -16,6 +16,8 @@ from sqlguard.statement.model import Call, Relation, Scope, Write
 from sqlguard.statement.names import Cte, Entry, Level, output_columns
 from sqlguard.statement.walk import HANDLERS, Body, Walk, qualified
 
+#: Names are looked for in every table of a level.
+_TABLES = 100
 _SELECT_DONE = frozenset({"withClause", "fromClause", "intoClause", "lockingClause"})
 
 
@@ -178,12 +180,20 @@ def _select(walk: Walk, body: Body) -> None:
         _with(walk, body["withClause"])
     for item in body.get("fromClause", ()):
         walk.node(item)
+    if len(level.entries) > _TABLES:
+        raise NotUnderstood(
+            f"a query joins more than {_TABLES} tables", hint="join fewer tables", rules=("text-limits",)
+        )
     walk.children("SelectStmt", body, _SELECT_DONE)
     if "intoClause" in body:
         walk.facts["into"] = body["intoClause"]["rel"]["relname"]
     if "lockingClause" in body:
         _lock(walk, body, level)
     walk.level = outer
+
+
+#: Of more tables no predicate is folded: a statement that locks so many asks.
+_LOCKED = 16
 
 
 def _lock(walk: Walk, body: Body, level: Level) -> None:
@@ -198,7 +208,8 @@ def _lock(walk: Walk, body: Body, level: Level) -> None:
             continue
         if entry.relation is None:
             continue
-        scope = predicate.scope(walk, body.get("whereClause"), entry)
+        many = len(locked) >= _LOCKED
+        scope = Scope.ALL if many else predicate.scope(walk, body.get("whereClause"), entry)
         if scope is Scope.ALL and "limitCount" in body:
             scope = Scope.MEASURED
         locked.append((entry.relation, scope))
@@ -324,6 +335,7 @@ def _delete(walk: Walk, body: Body) -> None:
 
 
 _COMMANDS = {"CMD_UPDATE": "update", "CMD_DELETE": "delete", "CMD_INSERT": "insert"}
+_BY_SOURCE = "MERGE_WHEN_NOT_MATCHED_BY_SOURCE"
 
 
 def _merge(walk: Walk, body: Body) -> None:
@@ -332,21 +344,22 @@ def _merge(walk: Walk, body: Body) -> None:
     walk.level.entries.append(target)
     walk.node(body["sourceRelation"])
     walk.node(body["joinCondition"])
+    changes: dict[bool, list[Body]] = {True: [], False: []}
     for item in body["mergeWhenClauses"]:
         clause = item["MergeWhenClause"]
         walk.children("MergeWhenClause", clause)
         op = _COMMANDS.get(clause["commandType"])
-        if op is None:
-            continue
-        columns = _assigned(clause["targetList"]) if "targetList" in clause else None
         if op == "insert":
+            columns = _assigned(clause["targetList"]) if "targetList" in clause else None
             write(walk, target, op, columns, Scope.MEASURED)
-            continue
-        own = clause.get("condition")
-        by_source = clause.get("matchKind") == "MERGE_WHEN_NOT_MATCHED_BY_SOURCE"
-        conditions = [own] if by_source else [body["joinCondition"], own]
-        scope = predicate.scope_of_all(walk, [c for c in conditions if c is not None], target)
-        write(walk, target, op, columns if op == "update" else None, scope)
+        elif op is not None:
+            changes[clause.get("matchKind") == _BY_SOURCE].append(clause)
+    for by_source, clauses in changes.items():
+        join = None if by_source else body["joinCondition"]
+        scopes = predicate.merge_scope(walk, join, [c.get("condition") for c in clauses], target)
+        for clause, scope in zip(clauses, scopes, strict=True):
+            op = _COMMANDS[clause["commandType"]]
+            write(walk, target, op, _assigned(clause["targetList"]) if op == "update" else None, scope)
     _returning(walk, body, target)
     _closed(walk, outer, target)
 

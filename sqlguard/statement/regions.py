@@ -30,12 +30,6 @@ class Region:
     spans: tuple[tuple[Cut, Cut], ...] = ()
     null: bool = False
 
-    def union(self, other: "Region") -> "Region":
-        return Region(_merged([*self.spans, *other.spans]), self.null or other.null)
-
-    def intersection(self, other: "Region") -> "Region":
-        return self.complement().union(other.complement()).complement()
-
     def complement(self) -> "Region":
         spans: list[tuple[Cut, Cut]] = []
         low = LOWEST
@@ -57,6 +51,17 @@ class Region:
     def points(self) -> bool:
         """Whether the set is a list of single values."""
         return all(_single(start, end) for start, end in self.spans)
+
+
+def union(regions: Iterable[Region]) -> Region:
+    """Return what is in one of *regions*."""
+    some = list(regions)
+    return Region(_merged([span for region in some for span in region.spans]), any(r.null for r in some))
+
+
+def intersection(regions: Iterable[Region]) -> Region:
+    """Return what is in all of *regions*."""
+    return union(r.complement() for r in regions).complement()
 
 
 def _single(start: Cut, end: Cut) -> bool:

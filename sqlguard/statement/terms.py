@@ -212,6 +212,11 @@ class Terms:
 
     def term(self, node: Body) -> Term | None:
         """Return *node* as a term, None when it does not depend on the target."""
+        if "A_Const" in node or "ParamRef" in node:
+            return None
+        if "ColumnRef" in node:
+            body = node["ColumnRef"]
+            return self._column(body) if self.owners.get(id(body)) is self.target else None
         if not any(owner is self.target for owner in self.mentions(node)):
             return None
         return self._term(node)

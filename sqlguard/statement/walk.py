@@ -20,6 +20,7 @@ from sqlguard.statement import grammar
 from sqlguard.statement.index import index_of
 from sqlguard.statement.model import Call, Relation, Session, Write
 from sqlguard.statement.names import Entry, Level
+from sqlguard.statement.terms import UNKNOWN, value_of
 
 Body = dict[str, Any]
 Handler = Callable[["Walk", Body], None]
@@ -150,7 +151,7 @@ def qualified(nodes: list[Body]) -> tuple[str | None, str]:
 # --- columns -----------------------------------------------------------------------------------------------
 
 
-def _column(walk: Walk, body: Body) -> None:  # noqa: C901  one step per length of the name
+def _column(walk: Walk, body: Body) -> None:
     fields = body["fields"]
     last = fields[-1].get("String")
     if len(fields) == 1:
@@ -285,7 +286,10 @@ def constant(node: Any) -> object:
     """Return the value of a constant argument, else NOT_CONSTANT."""
     if node is NOT_CONSTANT or not node:
         return NOT_CONSTANT
-    if node.keys() & {"ColumnRef", "SubLink"}:
+    if "A_Const" in node:
+        value = value_of(node)
+        return NOT_CONSTANT if value is UNKNOWN else value
+    if node.keys() & {"ColumnRef", "SubLink", "ParamRef"}:
         return NOT_CONSTANT
     try:
         message = json_format.ParseDict(node, pg_query_pb2.Node())

@@ -1,5 +1,6 @@
 """One module per rule; importing this package registers them all."""
 
+from sqlguard.policy.rules import allow_call as allow_call
 from sqlguard.policy.rules import allow_query as allow_query
 from sqlguard.policy.rules import allow_session as allow_session
 from sqlguard.policy.rules import archive_then_delete as archive_then_delete

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from sqlguard.policy.context import Context
+from sqlguard.policy.guards import guard_of
 from sqlguard.policy.registry import QUERIES, rule
-from sqlguard.policy.rules.delete_mode import guard_of
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Session, Statement
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from sqlguard.catalog import Catalog, Guard, Table
+from sqlguard.catalog import Guard
 from sqlguard.policy.context import Context
+from sqlguard.policy.guards import guard_of
 from sqlguard.policy.registry import QUERIES, rule
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Session, Statement, Write
@@ -76,15 +77,3 @@ def _by_guard(write: Write, guard: Guard | None) -> Finding | None:
 
 def _refuse(message: str, hint: str) -> Finding:
     return Finding("delete-mode", Effect.REFUSE, message, hint)
-
-
-def guard_of(table: Table, catalog: Catalog) -> Guard | None:
-    """Return the table's guard, or that of the nearest ancestor: partitions are guarded through their parent."""
-    if table.guard is not None:
-        return table.guard
-    for oid in table.parents:
-        parent = catalog.tables.get(oid)
-        found = guard_of(parent, catalog) if parent is not None else None
-        if found is not None:
-            return found
-    return None
