@@ -12,6 +12,7 @@ from servers import Database
 
 from sqlguard.journal import Intent
 from sqlguard.postgres import journal
+from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.migrate import migrate
 
 PASSWORD = "a lease of this test"
@@ -69,6 +70,17 @@ class World:
             "GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {group}",
         ):
             self.op.execute(sql.SQL(text).format(schema=sql.Identifier(schema), group=sql.Identifier(GROUP)))
+
+    def guard(self, *tables: str, mode: str = "journal") -> None:
+        """Guard *tables* and let the agents change as much of them as they like."""
+        guard_tables(self.op, tables, mode)
+        self.op.execute(
+            "INSERT INTO sqlguard.policy_table (policy, version, relid, schema_name, table_name, can_select,"
+            " can_insert, can_update, delete_mode, max_share)"
+            " SELECT %s, 1, g.relid, g.schema_name, g.table_name, true, true, true, g.mode, 1"
+            " FROM sqlguard.guarded_table g ON CONFLICT DO NOTHING",
+            [POLICY],
+        )
 
     def act(self, agent: Agent, *statements: str, reason: str | None = None) -> int:
         """Journal one action, run *statements* in one transaction and return the action's id."""

@@ -129,8 +129,10 @@ class _Life:
 
     def read(self, key: list[str]) -> list[Change]:
         rows = self._collect(key)
+        if not rows:
+            return []
         befores = [self._image(row) for row in rows]
-        afters = [*befores[1:], self._now(rows[-1]) if rows else None]
+        afters = [*befores[1:], self._now(rows[-1])]
         return [
             self._change(row, before, after) for row, before, after in zip(rows, befores, afters, strict=True)
         ]

@@ -40,8 +40,8 @@ Progress = Callable[[int, int], None]
 ON_CONFLICT = ("stop", "skip", "force")
 #: What a report lists one by one; the counts are always complete.
 _LISTED = 1000
-#: The two halves of the advisory lock: the bytes of "sqlg", then 2 for undo.
-_LOCK = (0x73716C67, 2)
+#: The two halves of the advisory lock: the bytes of "sqlg", then 4 for undo.
+_LOCK = (0x73716C67, 4)
 #: Megabytes for each sort or hash of an undo: a million keys then fit without many batches.
 _WORK_MEM = 64
 # Errors that mean a collision; the undo is then run again with every collision looked for beforehand.

@@ -104,16 +104,18 @@ def find_taken(run: Statements, work: Work) -> None:
 
 def left_over(run: Statements, work: Work, reason: str) -> None:
     """Rows of the set that are there but were not touched, because somebody else changed them."""
-    still = sql.SQL("{}.deleted_at IS NOT NULL" if work.change.op == "soft_delete" else "{}.xmin <> {}::xid")
+    still = sql.SQL("{}.deleted_at IS NOT NULL" if work.change.op == "soft_delete" else "true")
     run.run(
         work,
         """
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
         SELECT {old}, {src}.id, {reason} FROM ({rows}) {src} JOIN {table} AS {row} ON {matches}
-        WHERE {still} ON CONFLICT DO NOTHING
+        WHERE {still} AND NOT EXISTS (
+            SELECT FROM sqlguard.row_change r WHERE r.change_set_id = {new} AND r.key = {src}.now_key)
+        ON CONFLICT DO NOTHING
         """,
         reason=sql.Literal(reason),
-        still=still.format(ROW, sql.Literal(run.mode.own)),
+        still=still.format(ROW),
     )
 
 

@@ -88,6 +88,8 @@ def _revert(run: Statements, work: Work) -> Iterator[Done]:
         if run.mode.force:
             again = run.another(work)
             yield Done(again, "insert", _insert(run, again, only_missing=True))
+            conflicts.missing(run, work, "a unique value is taken")
+            return
         conflicts.missing(run, work)
         conflicts.left_over(run, work, "the row was changed since")
 

@@ -63,7 +63,7 @@ _KEYS = """
            EXISTS (SELECT FROM sqlguard.guarded_table g
                    WHERE g.relid = c.confrelid AND g.mode = 'soft') AS parent_soft
     FROM pg_catalog.pg_constraint c
-    WHERE c.contype = 'f' AND c.conparentid = 0 AND (c.conrelid = %(oid)s OR c.confrelid = %(oid)s)
+    WHERE c.contype = 'f' AND (c.conrelid = %(oid)s OR c.confrelid = %(oid)s)
     ORDER BY c.oid
 """
 # Unique indexes with their key columns as expressions of the table's own columns.

@@ -25,7 +25,7 @@ PINNED = (
     ("extra_float_digits", "1"),
     ("bytea_output", "hex"),
 )
-# An alias with a blank is no column's name, so that `"sg row"::text` is the whole row.
+# A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')
 
 _STATEMENT = sql.SQL("""
@@ -42,14 +42,14 @@ BEGIN
         RETURN NULL;
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO sqlguard.row_change (change_set_id, key, before)
-            SELECT change, {key}, {row}::text FROM sg_old {row};
+            SELECT change, {key}, ({row}.*)::text FROM sg_old {row};
         GET DIAGNOSTICS total = ROW_COUNT;
         PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'delete', total,
                                      {columns}, shape, false);
         RETURN NULL;
     END IF;{soft}{pairs}
     INSERT INTO sqlguard.row_change (change_set_id, key, before)
-        SELECT change, {key}, {row}::text FROM sg_old {row};
+        SELECT change, {key}, ({row}.*)::text FROM sg_old {row};
     GET DIAGNOSTICS total = ROW_COUNT;
     PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'update', total,
                                  {columns}, shape, false);
@@ -123,7 +123,7 @@ _PAIRS = sql.SQL("""
 
 _PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
     SELECT $1, o.key, {new_key}, {before}
-    FROM (SELECT row_number() OVER () AS i, {key} AS key, {row}::text AS image, {mark} AS at FROM sg_old {row}) o
+    FROM (SELECT row_number() OVER () AS i, {key} AS key, ({row}.*)::text AS image, {mark} AS at FROM sg_old {row}) o
     JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at FROM sg_new {row}) n USING (i)
     WHERE {which}""")
 
@@ -195,7 +195,7 @@ def capture_body(
         "row": ROW,
         "key": _key(keys, ROW),
         "plain": sql.SQL(", ").join(sql.SQL("{}.{}").format(ROW, sql.Identifier(k)) for k in keys),
-        "image": _image(keys, sql.SQL("{}::text").format(ROW), shape),
+        "image": _image(keys, sql.SQL("({}.*)::text").format(ROW), shape),
     }
     pairs = {
         "pair_soft": _pair(conn, parts, "soft", soft=soft, keyed=bool(keys)),
