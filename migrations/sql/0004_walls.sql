@@ -88,7 +88,7 @@ CREATE FUNCTION sqlguard.note_change(
             END IF;
             -- Below ten rows a share says nothing; rows that are added can't be a share of what was there.
             IF it.here + changed >= 10 AND operation <> 'insert' AND it.max_share < 1 THEN
-                PERFORM sqlguard.check_share(it.action_id, tx, root, operation, it.here + changed, it.max_share);
+                PERFORM sqlguard.check_share(it.action_id, tx, root, operation, (it.here + changed)::bigint, it.max_share);
             END IF;
         END
     $$;
