@@ -76,7 +76,7 @@ class FrameReader:
     """
 
     def __init__(self, limits: Mapping[int, int], runs: frozenset[int] = frozenset()) -> None:
-        self._limits = limits
+        self._lengths = {kind: limit + _LENGTH_BYTES for kind, limit in limits.items()}
         self._runs = runs
         self._held = bytearray()
         #: Bytes that must be held before anything more can be said.
@@ -112,12 +112,15 @@ class FrameReader:
                 return found
             data = bytes(self._held)
             self._held = bytearray()
-        at, size = 0, len(data)
+        at, size, limits = 0, len(data), self._lengths
         while size - at >= _HEADER_BYTES:
-            kind, end = self._header(data, at)
+            kind, length = HEADER.unpack_from(data, at)
+            if not _LENGTH_BYTES <= length <= limits.get(kind, -1):
+                raise self._refused(kind, length)
             if kind in self._runs:
                 at = self._run(data, at, kind, found)
                 continue
+            end = at + 1 + length
             if end > size:
                 self._need = end - at
                 self._held += data[at:]
@@ -127,24 +130,22 @@ class FrameReader:
         self._need = _HEADER_BYTES
         self._held += data[at:]
         # A type byte alone is enough to refuse an unknown type.
-        if at < size and data[at] not in self._limits:
-            raise _unknown(data[at])
+        if at < size and data[at] not in limits:
+            raise self._refused(data[at], 0)
         return found
 
-    def _header(self, data: bytes, at: int) -> tuple[int, int]:
-        """Judge the header at *at*; return the type and where the message ends."""
-        kind, length = HEADER.unpack_from(data, at)
-        limit = self._limits.get(kind)
-        if limit is None:
-            raise _unknown(kind)
-        if not _LENGTH_BYTES <= length <= limit + _LENGTH_BYTES:
-            raise ProtocolViolation(f"a message of type `{_name(kind)}` has the impossible length {length}")
-        return kind, at + 1 + length
+    def _refused(self, kind: int, length: int) -> ProtocolViolation:
+        if kind not in self._lengths:
+            return ProtocolViolation(f"`{_name(kind)}` is no message type that may come here")
+        return ProtocolViolation(f"a message of type `{_name(kind)}` has the impossible length {length}")
 
     def _run(self, data: bytes, at: int, kind: int, found: list[Frame | Run]) -> int:
         start, size = at, len(data)
         while size - at >= _HEADER_BYTES and data[at] == kind:
-            _, at = self._header(data, at)
+            _, length = HEADER.unpack_from(data, at)
+            if not _LENGTH_BYTES <= length <= self._lengths[kind]:
+                raise self._refused(kind, length)
+            at += 1 + length
         if at > size:
             self._rest, self._run_kind = at - size, kind
             at = size
@@ -265,7 +266,3 @@ class Scanner:
 
 def _name(kind: int) -> str:
     return chr(kind) if chr(kind).isascii() and chr(kind).isprintable() else f"0x{kind:02x}"
-
-
-def _unknown(kind: int) -> ProtocolViolation:
-    return ProtocolViolation(f"`{_name(kind)}` is no message type that may come here")

@@ -41,7 +41,11 @@ class Reader:
         return self._number(_INT16)
 
     def uint16(self) -> int:
-        return self._number(_UINT16)
+        at = self._at
+        self._at = end = at + 2
+        if end > len(self._body):
+            raise self.broken("it ends too early")
+        return self._body[at] << 8 | self._body[at + 1]
 
     def int32(self) -> int:
         return self._number(_INT32)
@@ -83,7 +87,19 @@ class Reader:
         return self.take(length)
 
     def values(self) -> tuple[bytes | None, ...]:
-        return tuple([self.value() for _ in range(self.uint16())])
+        # In one frame, without `value`: every Bind comes through here.
+        count, at, body = self.uint16(), self._at, self._body
+        size = len(body)
+        found: list[bytes | None] = []
+        for _ in range(count):
+            start = at + 4
+            length = int.from_bytes(body[at:start], "big", signed=True)
+            at = start + max(0, length)
+            if at > size or length < -1:
+                raise self.broken("it ends too early")
+            found.append(body[start:at] if length >= 0 else None)
+        self._at = at
+        return tuple(found)
 
     def int16s(self) -> tuple[int, ...]:
         return self._many("H", 2)
@@ -93,6 +109,8 @@ class Reader:
 
     def _many(self, form: str, size: int) -> tuple[int, ...]:
         count = self.uint16()
+        if not count:
+            return ()
         at = self._at
         # Checked before anything is made: the count is the peer's word.
         self.take(count * size)

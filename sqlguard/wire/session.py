@@ -34,7 +34,8 @@ known has run. An error in a Query, FunctionCall or Sync skips nothing. FATAL en
 *COPY in.* The server ignores a Sync between CopyInResponse and the end of the data, so it is not put on the
 queue there, and one that stands behind the Execute already is taken off again when the response comes. If the
 COPY fails there is no telling whether such a Sync was ignored or came late enough to count: it may be
-answered by one ReadyForQuery more, which is passed on.
+answered by one ReadyForQuery more, which is passed on. So send nothing of ours while `is_copying_in`, nor behind
+the data before the client's next Sync.
 
 *Status.* `status` is that of the last ReadyForQuery: that after all replies only if `is_quiet`.
 """

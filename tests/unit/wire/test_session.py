@@ -146,10 +146,10 @@ OUTCOMES: dict[int, list[str]] = {
 @st.composite
 def scripts(draw: st.DrawFn) -> list[Message]:
     """Make what a client sends that keeps to the protocol, with messages of ours in between."""
-    twin, script, is_copying = Twin(), [], False
+    twin, script, is_copying, in_pipeline = Twin(), [], False, False
     for _ in range(draw(st.integers(1, 25))):
         if not is_copying and draw(st.integers(0, 3)) == 0:
-            ours = draw(st.sampled_from(["Q", "PBECC", "PBDEC", ""] if twin.is_extended else ["Q", "PBECCS"]))
+            ours = draw(st.sampled_from(["Q", "PBECC", "PBDEC", ""] if in_pipeline else ["Q", "PBECCS"]))
             script += [Message(ord(kind), ("rows",), is_ours=True) for kind in ours]
             continue
         kind = ord(draw(st.sampled_from("dddSHcf" if is_copying else "QPBDECFSSHdc")))
@@ -162,7 +162,14 @@ def scripts(draw: st.DrawFn) -> list[Message]:
             message.outcomes = (draw(st.sampled_from(OUTCOMES[kind])),)
         script.append(message)
         twin.take(message)
-        is_copying = kind not in b"cf" and (is_copying or bool(twin.copy))
+        in_pipeline = (in_pipeline or kind in b"PBDECH") and kind != ord("S")
+        was_copying, is_copying = is_copying, kind not in b"cf" and (is_copying or bool(twin.copy))
+        if was_copying and not is_copying:
+            # As libpq does; what else stands here, behind a Sync that the COPY may have swallowed, is
+            # not to be told apart, and ends the session.
+            script.append(Message(ord("S")))
+            twin.take(script[-1])
+            in_pipeline = False
     if is_copying:
         script.append(Message(ord("c")))
     return [*script, Message(ord("S"))]
