@@ -4,7 +4,8 @@ Undo: take back what an agent did, newest first, in one transaction; or show wha
 How a restored row stays exactly as it was: triggers of other people that would act on it are switched off
 for the time of the undo (`ALTER TABLE … DISABLE TRIGGER`, which the owner may do; it makes other writers of
 that table wait until the undo has committed). What those triggers did when the agent wrote is in the journal
-and is taken back like everything else. Tables without such triggers are not locked.
+and is taken back like everything else. Tables without such triggers are not locked. The same goes for forced
+row-level security, and for GENERATED ALWAYS AS IDENTITY where an UPDATE has to set such a column.
 
 A preview is the same run, rolled back. A conflict (a row that somebody changed since, a value that is taken,
 a parent that is gone) is never overwritten unless the operator says `force`.
@@ -100,11 +101,13 @@ class _Run:
     progress: Progress | None
     _images: Images = field(init=False)
     _tables: dict[int, Target | None] = field(default_factory=dict)
+    #: Columns that are GENERATED ALWAYS AS IDENTITY, of tables where they have to be set.
+    _fixed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _differences: list[Difference] = field(default_factory=list)
 
     def attempt(self, *, careful: bool) -> UndoReport:
-        for kept in (self._tables, self._counts, self._differences):
+        for kept in (self._tables, self._fixed, self._counts, self._differences):
             kept.clear()
         self._images = Images(self.conn)
         with self.conn.transaction() as transaction:
@@ -115,10 +118,10 @@ class _Run:
 
     def _undo(self, *, careful: bool) -> UndoReport:
         self.conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", _LOCK)
+        pin(self.conn)
         sets, any_at_all = read_sets(self.conn, self.scope)
-        scope = self.scope.as_dict()
         if not sets:
-            return UndoReport(scope, preview=self.preview, already_undone=any_at_all)
+            return UndoReport(self.scope.as_dict(), preview=self.preview, already_undone=any_at_all)
         path = self._prepare()
         references = read_references(self.conn)
         self._read_tables(sets)
@@ -138,8 +141,7 @@ class _Run:
     # Before ----
 
     def _prepare(self) -> str:
-        """Pin the settings, make the table of conflicts; return the session's own search_path."""
-        pin(self.conn)
+        """Make room and the table of conflicts; return the session's own search_path."""
         self.conn.execute(
             "SELECT set_config('work_mem', %(mb)s || 'MB', true) FROM pg_catalog.pg_settings"
             " WHERE name = 'work_mem' AND setting::bigint < %(mb)s::bigint * 1024",
@@ -159,6 +161,15 @@ class _Run:
         for one in sets:
             if one.relid not in self._tables:
                 self._tables[one.relid] = read_target(self.conn, one.relid, one.schema, one.name)
+            target = self._tables[one.relid]
+            if target is not None and one.op in ("update", "rekey"):
+                # Only the keys of a rekey can differ, and columns outside of the key at any time.
+                fixed = [
+                    c for c in target.identities if one.op == "rekey" or c not in (one.key_columns or [])
+                ]
+                if fixed:
+                    self._fixed[one.relid] = target.identities
+                    self._tables[one.relid] = target.relaxed()
 
     def _works(self, sets: Sequence[ChangeSet], references: Sequence[Reference], path: str) -> list[Work]:
         shapes = {
@@ -202,8 +213,8 @@ class _Run:
         )
 
     def _quiet(self, *, on: bool) -> None:
-        """Switch triggers of other people and forced row-level security off, or back to what they were."""
-        for target in self._tables.values():
+        """Switch off, or back on, what would not let rows be written as they were: see the page above."""
+        for relid, target in self._tables.items():
             if target is None:
                 continue
             for name, state in target.triggers:
@@ -211,6 +222,12 @@ class _Run:
                 self.conn.execute(
                     sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
                         target.ident, sql.SQL(word), sql.Identifier(name)
+                    )
+                )
+            for column in self._fixed.get(relid, ()):
+                self.conn.execute(
+                    sql.SQL("ALTER TABLE {} ALTER COLUMN {} SET GENERATED {}").format(
+                        target.ident, sql.Identifier(column), sql.SQL("ALWAYS" if on else "BY DEFAULT")
                     )
                 )
             if target.forced:

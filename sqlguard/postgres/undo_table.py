@@ -6,7 +6,7 @@ are PostgreSQL's own record text, cast back to the row type, so every type comes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -173,6 +173,16 @@ class Target:
     def settable(self, names: Sequence[str]) -> list[str]:
         """Return the columns out of *names* that an UPDATE may set."""
         return [c.name for c in self.columns if c.name in names and not c.generated and c.identity != "a"]
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """The columns that no UPDATE may set: GENERATED ALWAYS AS IDENTITY."""
+        return tuple(c.name for c in self.columns if c.identity == "a")
+
+    def relaxed(self) -> "Target":
+        """Return the table as it is while its identities may be set."""
+        columns = tuple(replace(c, identity="d") if c.identity == "a" else c for c in self.columns)
+        return replace(self, columns=columns, by_name={c.name: c for c in columns})
 
     def insertable(self, names: Sequence[str]) -> list[str]:
         return [c.name for c in self.columns if c.name in names and not c.generated]
