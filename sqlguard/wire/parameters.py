@@ -27,8 +27,8 @@ HARMLESS = frozenset(
     }
 )
 _PROTOCOL_OPTION = b"_pq_."
-#: What PostgreSQL reads as a false boolean, any unique beginning of the words included (parse_bool).
-_FALSE = frozenset({b"false", b"fals", b"fal", b"fa", b"f", b"no", b"n", b"off", b"of", b"0"})
+#: What PostgreSQL reads as a false boolean: any unique beginning of the words too (parse_bool).
+_FALSE = frozenset({b"false"[:size] for size in range(1, 6)} | {b"no", b"n", b"off", b"of", b"0"})
 _BLANKS, _BACKSLASH = b" \t\n\v\f\r", ord("\\")
 
 
