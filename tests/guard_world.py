@@ -46,7 +46,15 @@ MONEY_KIND = 600
 
 def _columns(text: str) -> tuple[Column, ...]:
     """`id int! name text` -> columns; `!` is NOT NULL."""
-    names = {"int": INT, "text": TEXT, "bool": BOOL, "num": NUMERIC, "ts": MOMENT, "json": JSONB, "float": FLOAT}
+    names = {
+        "int": INT,
+        "text": TEXT,
+        "bool": BOOL,
+        "num": NUMERIC,
+        "ts": MOMENT,
+        "json": JSONB,
+        "float": FLOAT,
+    }
     words = text.split()
     found = []
     for number, (name, kind) in enumerate(zip(words[::2], words[1::2], strict=True), 1):
@@ -55,14 +63,18 @@ def _columns(text: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def _table(oid: int, name: str, columns: str, key: str | None = "id", schema: str = "app", **more: Any) -> Table:
+def _table(
+    oid: int, name: str, columns: str, key: str | None = "id", schema: str = "app", **more: Any
+) -> Table:
     uniques = (Unique(f"{name}_pkey", (key,), primary=True, constraint=True),) if key else ()
     return Table(oid, schema, name, more.pop("kind", "r"), _columns(columns), uniques, **more)
 
 
 def _function(oid: int, name: str, types: tuple[int, ...] = (), **more: Any) -> Function:
     names = tuple("app.accounts" if t == 1 else _TYPES[t] for t in types)
-    return Function(oid, more.pop("schema", "app"), name, types, names, language=more.pop("language", "plpgsql"), **more)
+    return Function(
+        oid, more.pop("schema", "app"), name, types, names, language=more.pop("language", "plpgsql"), **more
+    )
 
 
 TABLES = (
@@ -135,13 +147,24 @@ TABLES = (
     _table(30, "secrets", "id int token text", None, schema="priv"),
 )
 FUNCTIONS = (
-    _function(100, "purge_all", security_definer=True, source="BEGIN DELETE FROM app.order_items; RETURN 1; END"),
-    _function(101, "purge_row", (1,), source="BEGIN DELETE FROM app.order_items; RETURN 1; END"),
-    _function(102, "innocent", (INT,), volatility="i", source="BEGIN PERFORM app.purge_all(); RETURN $1; END"),
     _function(
-        103, "f_read", (INT,), volatility="s", language="sql", source="SELECT balance FROM app.accounts WHERE id = $1"
+        100, "purge_all", security_definer=True, source="BEGIN DELETE FROM app.order_items; RETURN 1; END"
     ),
-    _function(104, "lower", (TEXT,), source="BEGIN PERFORM app.purge_all(); RETURN pg_catalog.lower($1); END"),
+    _function(101, "purge_row", (1,), source="BEGIN DELETE FROM app.order_items; RETURN 1; END"),
+    _function(
+        102, "innocent", (INT,), volatility="i", source="BEGIN PERFORM app.purge_all(); RETURN $1; END"
+    ),
+    _function(
+        103,
+        "f_read",
+        (INT,),
+        volatility="s",
+        language="sql",
+        source="SELECT balance FROM app.accounts WHERE id = $1",
+    ),
+    _function(
+        104, "lower", (TEXT,), source="BEGIN PERFORM app.purge_all(); RETURN pg_catalog.lower($1); END"
+    ),
     _function(105, "json_value", (TEXT,), source="BEGIN PERFORM app.purge_all(); RETURN 1; END"),
     _function(106, "nosy_eq", (INT, INT), source="BEGIN PERFORM app.purge_all(); RETURN $1 = $2; END"),
     _function(107, "nosy_state", (INT, INT), source="BEGIN PERFORM app.purge_all(); RETURN $1 + 1; END"),

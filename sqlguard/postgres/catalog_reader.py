@@ -59,7 +59,10 @@ def _snapshot(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Read as of one moment with an empty search_path, and leave the session as it was."""
     own = conn.info.transaction_status == TransactionStatus.IDLE
     if own:
-        conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # Where psycopg begins by itself, the modes are set; where it does not, they come with BEGIN.
+        conn.execute(
+            f"{'BEGIN' if conn.autocommit else 'SET TRANSACTION'} ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        )
     try:
         before = _one(conn.cursor(row_factory=tuple_row).execute("SELECT current_setting('search_path')"))
         conn.execute("SELECT pg_catalog.set_config('search_path', '', true)")
@@ -70,7 +73,7 @@ def _snapshot(conn: psycopg.Connection[Any]) -> Iterator[None]:
                 conn.execute("SELECT pg_catalog.set_config('search_path', %s, true)", [before])
     finally:
         if own:
-            conn.execute("ROLLBACK")
+            conn.rollback()
 
 
 def _one(cursor: psycopg.Cursor[Row]) -> Any:

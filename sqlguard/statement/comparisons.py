@@ -8,6 +8,7 @@ from sqlguard.statement.names import Entry
 from sqlguard.statement.parts import (
     FALSE,
     TRUE,
+    UNDECIDED,
     Const,
     Link,
     Opaque,
@@ -71,7 +72,7 @@ class Comparisons:
             return self.opaque(left, right) if table is None or table.children else TRUE
         value = fit(value_of(right), mine.kind)
         if value is None:
-            return FALSE
+            return UNDECIDED
         if value is not UNKNOWN:
             return self._valued(operator, mine, value, left, right)
         if mine.kind == "time":
@@ -101,7 +102,8 @@ class Comparisons:
         if operator == "=" and term.column is not None and not term.offset:
             if entry is not None and inner is not None and "String" in inner["fields"][-1]:
                 return Link(term.column, entry, inner["fields"][-1]["String"]["sval"])
-            if not self.others(other):
+            if not any(e in self.walk.level.entries for e in self.others(other)):
+                # One value for all rows: a parameter, or a sub-select about other tables.
                 return Opaque(frozenset({term.column}))
         return self.opaque(other)
 
@@ -114,7 +116,7 @@ class Comparisons:
     def _constants(self, operator: str, left: "Body", right: "Body") -> Part:
         a, b = value_of(left), value_of(right)
         if a is None or b is None:
-            return FALSE
+            return UNDECIDED
         if a is UNKNOWN or b is UNKNOWN:
             return self.same_for_all(left, right)
         equal = same(a, b)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
-from sqlguard.statement import casts, grammar
+from sqlguard.statement import casts, change, grammar
 from sqlguard.statement.model import Kind, Relation, Scope, Session, Statement, Write
 from sqlguard.statement.query import resolve
 from sqlguard.statement.settings import assigned, modes, option_on
@@ -20,7 +20,8 @@ from sqlguard.statement.walk import Body, Walk
 _OTHER = frozenset(
     {"LockStmt", "NotifyStmt", "VacuumStmt", "ClusterStmt", "ReindexStmt", "CheckPointStmt", "LoadStmt"}
 )
-#: First words of what is refused as a whole, for messages.
+# Importing the modules of handlers registers them.
+assert change  # noqa: S101
 _TRANSACTIONS = {
     "TRANS_STMT_BEGIN": Kind.BEGIN,
     "TRANS_STMT_START": Kind.BEGIN,

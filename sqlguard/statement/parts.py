@@ -1,7 +1,7 @@
 """
 What a predicate comes to for the rows of one target, and how AND and OR join it.
 
-    TRUE, FALSE   the same for every row (FALSE is also NULL: no row is chosen)
+    TRUE, FALSE   the same for every row; so is UNDECIDED, which is NULL and chooses no row either
     Const         the same for every row, but the text alone does not tell which
     Values        the rows whose term has one of some values
     Link          the rows that have a partner with the same value in another FROM item
@@ -20,13 +20,14 @@ from sqlguard.statement.terms import Term
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """TRUE or FALSE."""
+    """TRUE, FALSE, or NULL (None)."""
 
-    value: bool
+    value: bool | None
 
 
 TRUE = Always(value=True)
 FALSE = Always(value=False)
+UNDECIDED = Always(value=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ def both(parts: Iterable[Part]) -> Part:
             return FALSE
         if part != TRUE:
             others.append(part)
+    if UNDECIDED in others:
+        return UNDECIDED
     if not others:
         return TRUE
     return others[0] if len(others) == 1 else All(tuple(others))
@@ -152,8 +155,10 @@ def either(parts: Iterable[Part]) -> Part:
 
 
 def _alternatives(others: list[Part]) -> Part:
-    if not others:
-        return FALSE
+    decided = [p for p in others if p != UNDECIDED]
+    if not decided:
+        return UNDECIDED if others else FALSE
+    others = decided
     if len(others) == 1:
         return others[0]
     constants = [p for p in others if isinstance(p, Const)]
@@ -167,7 +172,7 @@ def negated(part: Part) -> Part:
     """Return NOT of a part that is no All (those are negated piece by piece)."""
     match part:
         case Always():
-            return FALSE if part.value else TRUE
+            return UNDECIDED if part.value is None else FALSE if part.value else TRUE
         case Values():
             return simple(Values(part.term, part.false, part.true, part.null_test))
         case Link():

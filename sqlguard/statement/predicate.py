@@ -15,6 +15,7 @@ from sqlguard.statement.names import Entry
 from sqlguard.statement.parts import (
     FALSE,
     TRUE,
+    UNDECIDED,
     All,
     Always,
     Const,
@@ -54,6 +55,12 @@ _ANY_TEXT = frozenset(
         ".*$",
     }
 )
+#: Which IS tests TRUE, FALSE and NULL pass.
+_PASSED: dict[bool | None, frozenset[str]] = {
+    True: frozenset({"IS_TRUE", "IS_NOT_FALSE", "IS_NOT_UNKNOWN"}),
+    False: frozenset({"IS_FALSE", "IS_NOT_TRUE", "IS_NOT_UNKNOWN"}),
+    None: frozenset({"IS_UNKNOWN", "IS_NOT_TRUE", "IS_NOT_FALSE"}),
+}
 _SPELLED = {"!=": "<>"}
 
 
@@ -95,8 +102,8 @@ class Fold(Comparisons):
     # --- the answer ----------------------------------------------------------------------------------------
 
     def scope(self, part: Part) -> Scope:
-        if part == FALSE:
-            return Scope.NARROWED
+        if isinstance(part, Always):
+            return Scope.ALL if part.value else Scope.NARROWED
         narrowing = [p for p in self.linked(part) if not isinstance(p, Const | Always)]
         if not narrowing:
             return Scope.ALL
@@ -183,7 +190,7 @@ class Fold(Comparisons):
 
     def _constant(self, node: "Body") -> Part | None:
         value = boolean(value_of(node))
-        return None if value is UNKNOWN else TRUE if value else FALSE
+        return None if value is UNKNOWN else Always(value)
 
     def _plain(self, node: "Body") -> Part:
         """A boolean column, or an expression that is not followed up."""
@@ -226,7 +233,7 @@ class Fold(Comparisons):
             right = right["FuncCall"]["args"][0]
         pattern = value_of(right)
         if pattern is None:
-            return FALSE
+            return UNDECIDED
         everything = isinstance(pattern, str) and (
             pattern in _ANY_TEXT
             if body["kind"] == "AEXPR_OP" and "~" in operator
@@ -265,6 +272,12 @@ class Fold(Comparisons):
         term = self.terms.term(argument)
         if term is None:
             return self.same_for_all(argument)
+        if argument.keys() & {"A_Expr", "BoolExpr"}:
+            part = self.part(argument)
+            if isinstance(part, Values):
+                known = union((part.true, part.false))
+                true = known.complement() if want_null else known
+                return simple(Values(part.term, true, true.complement()))
         if term.column == "*" or (
             term.column is not None and self.target.columns and term.column not in self.target.columns
         ):
@@ -276,10 +289,7 @@ class Fold(Comparisons):
         part = self.part(body["arg"])
         test = body["booltesttype"]
         if isinstance(part, Always):
-            # FALSE may be NULL here: then IS NOT TRUE and IS NOT UNKNOWN can't be told.
-            if part.value:
-                return TRUE if test in ("IS_TRUE", "IS_NOT_FALSE", "IS_NOT_UNKNOWN") else FALSE
-            return TRUE if test == "IS_NOT_TRUE" else Const()
+            return TRUE if test in _PASSED[part.value] else FALSE
         if not isinstance(part, Values):
             return part if isinstance(part, Const) else self.opaque(body["arg"])
         neither = union((part.true, part.false)).complement()
@@ -312,16 +322,20 @@ class Fold(Comparisons):
         return TRUE if all(r == TRUE for r in results) else either(chosen)
 
     def _coalesce(self, node: "Body", body: "Body") -> Part:
-        first, *rest = [self.part(a) for a in body["args"]]
-        if not rest:
+        parts = [self.part(a) for a in body["args"]]
+        while len(parts) > 1 and parts[0] == UNDECIDED:
+            parts.pop(0)
+        first, *rest = parts
+        if not rest or isinstance(first, Always):
             return first
         if isinstance(first, Values) and all(isinstance(p, Always) for p in rest):
             unknown = union((first.true, first.false)).complement()
-            if TRUE in rest:
+            fallback = next((p for p in rest if p != UNDECIDED), UNDECIDED)
+            if fallback == UNDECIDED:
+                return first
+            if fallback == TRUE:
                 return simple(Values(first.term, union((first.true, unknown)), first.false))
             return simple(Values(first.term, first.true, union((first.false, unknown))))
-        if first == TRUE:
-            return TRUE
         return self._plain(node)
 
 
@@ -329,4 +343,6 @@ def _unless(condition: Part) -> Part:
     """A CASE goes on where the condition is not true: false or NULL."""
     if isinstance(condition, Values):
         return simple(Values(condition.term, condition.true.complement(), condition.true))
+    if isinstance(condition, Always):
+        return FALSE if condition.value else TRUE
     return negated(condition)

@@ -1,8 +1,7 @@
 """
-The walk through queries: FROM items, WITH, SELECT, INSERT, UPDATE, DELETE and MERGE.
+The walk through queries: FROM items, WITH, SELECT, row locks.
 
-Each query opens a level of names; each relation becomes an entry of it. What a write really covers is asked
-of `predicate` when the whole statement has been walked, with the owners of its columns known.
+Each query opens a level of names; each relation becomes an entry of it.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from sqlguard.errors import NotUnderstood
 from sqlguard.functions import classify_sampling
 from sqlguard.statement import expand, predicate
 from sqlguard.statement.expressions import equality
-from sqlguard.statement.model import Call, Relation, Scope, Write
+from sqlguard.statement.model import Call, Relation, Scope
 from sqlguard.statement.names import Cte, Entry, Level, output_columns
 from sqlguard.statement.walk import HANDLERS, Body, Walk, qualified
 
@@ -138,7 +137,7 @@ def _sample(walk: Walk, body: Body) -> None:
     walk.children("RangeTableSample", body, frozenset({"method"}))
 
 
-def _with(walk: Walk, body: Body) -> None:
+def with_queries(walk: Walk, body: Body) -> None:
     recursive = body.get("recursive", False)
     for item in body["ctes"]:
         cte = item["CommonTableExpr"]
@@ -177,7 +176,7 @@ def _select(walk: Walk, body: Body) -> None:
     outer = walk.level
     level = walk.level = Level(outer)
     if "withClause" in body:
-        _with(walk, body["withClause"])
+        with_queries(walk, body["withClause"])
     for item in body.get("fromClause", ()):
         walk.node(item)
     if len(level.entries) > _TABLES:
@@ -215,168 +214,6 @@ def _lock(walk: Walk, body: Body, level: Level) -> None:
         locked.append((entry.relation, scope))
 
 
-# --- writes ------------------------------------------------------------------------------------------------
-
-
-def _target(walk: Walk, body: Body) -> Entry:
-    relation, table = resolve(walk, body)
-    alias = body.get("alias", {}).get("aliasname", body["relname"])
-    columns = walk.index.columns[table.oid] if table is not None else None
-    if relation.temporary:
-        columns = frozenset(walk.session.temporary[relation.name])
-    return Entry(
-        alias, columns, table=table, relation=relation, schema=None if "alias" in body else relation.schema
-    )
-
-
-def _opened(walk: Walk, body: Body) -> Level:
-    outer = walk.level
-    walk.level = Level(outer)
-    if "withClause" in body:
-        _with(walk, body["withClause"])
-    return outer
-
-
-def _closed(walk: Walk, outer: Level, target: Entry) -> None:
-    walk.level = outer
-    if target.used or target.star:
-        walk.entries.append(target)
-
-
-def _returning(walk: Walk, body: Body, target: Entry) -> None:
-    if "returningClause" in body:
-        for alias in ("old", "new"):
-            walk.level.entries.append(Entry(alias, target.columns))
-        walk.typed("ReturningClause", body["returningClause"])
-
-
-def _assigned(targets: Any) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(t["ResTarget"]["name"] for t in targets))
-
-
-def _insert(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    if "selectStmt" in body:
-        walk.node(body["selectStmt"])
-    for column in body.get("cols", ()):
-        walk.node(column)
-    select = body.get("selectStmt", {}).get("SelectStmt")
-    values = select is None or "valuesLists" in select
-    write(
-        walk, target, "insert", _inserted(body, select, target), Scope.NARROWED if values else Scope.MEASURED
-    )
-    walk.level.entries.append(target)
-    conflict = body.get("onConflictClause")
-    if conflict is not None:
-        walk.level.entries.append(Entry("excluded", target.columns))
-        if "infer" in conflict:
-            walk.children("InferClause", conflict["infer"])
-        walk.children("OnConflictClause", conflict, frozenset({"infer"}))
-        if conflict["action"] == "ONCONFLICT_UPDATE":
-            scope = Scope.NARROWED if values else predicate.upsert_scope(walk, select, target)
-            write(walk, target, "update", _assigned(conflict["targetList"]), scope)
-    _returning(walk, body, target)
-    _closed(walk, outer, target)
-
-
-def _inserted(body: Body, select: Body | None, target: Entry) -> tuple[str, ...] | None:
-    """Return the columns that an INSERT fills: those it lists, else the first ones by position."""
-    if "cols" in body:
-        return _assigned(body["cols"])
-    if select is None:
-        return ()
-    if target.table is None:
-        return None
-    number = _width(select)
-    names = tuple(c.name for c in target.table.columns)
-    return names[:number] if number is not None else None
-
-
-def _width(select: Body) -> int | None:
-    while "larg" in select:
-        select = select["larg"]
-    if "valuesLists" in select:
-        return len(select["valuesLists"][0]["List"]["items"])
-    targets = select.get("targetList", ())
-    if any("A_Star" in str(t["ResTarget"].get("val", "")) for t in targets):
-        return None
-    return len(targets)
-
-
-def _update(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    walk.level.entries.append(target)
-    for item in body.get("fromClause", ()):
-        walk.node(item)
-    where = body.get("whereClause")
-    if where is not None:
-        walk.node(where)
-    for assignment in body["targetList"]:
-        walk.node(assignment)
-    write(walk, target, "update", _assigned(body["targetList"]), predicate.scope(walk, where, target))
-    _returning(walk, body, target)
-    _closed(walk, outer, target)
-
-
-def _delete(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    walk.level.entries.append(target)
-    for item in body.get("usingClause", ()):
-        walk.node(item)
-    where = body.get("whereClause")
-    if where is not None:
-        walk.node(where)
-    write(walk, target, "delete", None, predicate.scope(walk, where, target))
-    _returning(walk, body, target)
-    _closed(walk, outer, target)
-
-
-_COMMANDS = {"CMD_UPDATE": "update", "CMD_DELETE": "delete", "CMD_INSERT": "insert"}
-_BY_SOURCE = "MERGE_WHEN_NOT_MATCHED_BY_SOURCE"
-
-
-def _merge(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    walk.level.entries.append(target)
-    walk.node(body["sourceRelation"])
-    walk.node(body["joinCondition"])
-    changes: dict[bool, list[Body]] = {True: [], False: []}
-    for item in body["mergeWhenClauses"]:
-        clause = item["MergeWhenClause"]
-        walk.children("MergeWhenClause", clause)
-        op = _COMMANDS.get(clause["commandType"])
-        if op == "insert":
-            columns = _assigned(clause["targetList"]) if "targetList" in clause else None
-            write(walk, target, op, columns, Scope.MEASURED)
-        elif op is not None:
-            changes[clause.get("matchKind") == _BY_SOURCE].append(clause)
-    for by_source, clauses in changes.items():
-        join = None if by_source else body["joinCondition"]
-        scopes = predicate.merge_scope(walk, join, [c.get("condition") for c in clauses], target)
-        for clause, scope in zip(clauses, scopes, strict=True):
-            op = _COMMANDS[clause["commandType"]]
-            write(walk, target, op, _assigned(clause["targetList"]) if op == "update" else None, scope)
-    _returning(walk, body, target)
-    _closed(walk, outer, target)
-
-
-def write(walk: Walk, target: Entry, op: str, columns: tuple[str, ...] | None, scope: Scope) -> None:
-    """Note a write; through a view it is one of the table below, and rules add theirs."""
-    relation, table = target.relation, target.table
-    if relation is None:
-        raise NotUnderstood("the target of a write is not a table", rules=("write-target",))
-    if table is None or table.kind != "v":
-        walk.writes.append(Write(relation, op, columns, scope))
-        if table is not None and table.rules:
-            expand.rules(walk, table, op)
-        return
-    expand.write_view(walk, table, Write(relation, op, columns, scope))
-
-
 HANDLERS |= {
     "RangeVar": _relation,
     "JoinExpr": _join,
@@ -384,12 +221,8 @@ HANDLERS |= {
     "RangeFunction": _range_function,
     "RangeTableFunc": _table_function("RangeTableFunc"),
     "RangeTableSample": _sample,
-    "WithClause": _with,
+    "WithClause": with_queries,
     "SelectStmt": _select,
-    "InsertStmt": _insert,
-    "UpdateStmt": _update,
-    "DeleteStmt": _delete,
-    "MergeStmt": _merge,
 }
 _json_table = HANDLERS["JsonTable"]
 

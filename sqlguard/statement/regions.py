@@ -49,7 +49,7 @@ class Region:
 
     @property
     def points(self) -> bool:
-        """Whether the set is a list of single values."""
+        """Whether the set is a list of single values, or short runs of whole numbers."""
         return all(_single(start, end) for start, end in self.spans)
 
 
@@ -64,10 +64,14 @@ def intersection(regions: Iterable[Region]) -> Region:
     return union(r.complement() for r in regions).complement()
 
 
+#: `id BETWEEN 3 AND 5` is as good as a list.
+_RUN = 100
+
+
 def _single(start: Cut, end: Cut) -> bool:
-    return start[0] == 0 == end[0] and (
-        start[1] == end[1] or (type(end[1]) is int and end == after(start[1]))
-    )
+    if not start[0] == 0 == end[0]:
+        return False
+    return bool(start[1] == end[1]) or (type(start[1]) is type(end[1]) is int and end[1] - start[1] <= _RUN)
 
 
 def _merged(spans: list[tuple[Cut, Cut]]) -> tuple[tuple[Cut, Cut], ...]:

@@ -43,7 +43,7 @@ def assigned(body: Body) -> tuple[str, dict[str, Any]]:
 
 def modes(options: Any) -> dict[str, str | None]:
     """Return transaction modes (`transaction_read_only`, `transaction_isolation` …) as name -> text."""
-    return {o["DefElem"]["defname"]: value_of(o["DefElem"].get("arg", {})) for o in options}
+    return {o["DefElem"]["defname"]: value_of(o["DefElem"].get("arg", {})) for o in options if "DefElem" in o}
 
 
 def option_on(options: Any, name: str) -> bool:

@@ -66,7 +66,8 @@ def parse(text: str) -> tuple[Parsed, ...]:
     try:
         if result.error:
             fault = result.error.contents
-            raise _syntax(fault.message.decode(errors="replace"), fault.cursorpos, raw)
+            # libpg_query counts characters, from 1, as PostgreSQL does.
+            raise SyntaxFault(fault.message.decode(errors="replace"), fault.cursorpos)
         document = json.loads(result.parse_tree)
     except RecursionError:
         raise _too_deep() from None
@@ -85,11 +86,6 @@ def _cut(statement: dict[str, Any], raw: bytes) -> Parsed:
     length = statement.get("stmt_len", 0)
     end = start + length if length else len(raw)
     return Parsed(statement["stmt"], raw[start:end].decode(), start, end)
-
-
-def _syntax(message: str, cursor: int, raw: bytes) -> SyntaxFault:
-    position = len(raw[: cursor - 1].decode(errors="replace")) + 1 if cursor > 0 else 0
-    return SyntaxFault(message, position)
 
 
 def _too_deep() -> NotUnderstood:
@@ -131,7 +127,7 @@ def _scan(raw: bytes, text: str, *, plain: bool) -> None:
     try:
         tokens = postgast.scan(text).tokens
     except postgast.PgQueryError as fault:
-        raise _syntax(fault.message, fault.cursorpos, raw) from None
+        raise SyntaxFault(fault.message, fault.cursorpos) from None
     if len(tokens) > MAX_TOKENS:
         raise NotUnderstood(
             f"the statement has more than {MAX_TOKENS} words",

@@ -56,8 +56,10 @@ ARGUED: dict[str, tuple[Effect, str]] = {
     "txn-024": (Effect.ALLOW, "ORMs choose the isolation level so; a stricter or laxer one loses no data"),
     "lex-031": (
         Effect.REWRITE,
-        "YAML reads the NEL of this entry as a line break, so what is left is an ordinary DELETE … WHERE false;"
-        " with the NEL in it the statement is refused (tested below)",
+        (
+            "YAML reads the NEL of this entry as a line break, so what is left is an ordinary DELETE … WHERE false;"
+            " with the NEL in it the statement is refused (tested below)"
+        ),
     ),
     "hide-033": (Effect.ALLOW, "COPY … TO STDOUT of a table that may be read is a read"),
     "set-027": (Effect.ALLOW, "drivers set the time zone; it changes only how moments are shown"),
