@@ -13,22 +13,44 @@ from sqlguard.statement.walk import Walk
 
 
 def note(walk: Walk) -> None:
-    """Add the calls of casts that the statement can set off."""
+    """Add the calls of casts, and of operators on users' types, that the statement can set off."""
     named: set[tuple[str | None, str]] = walk.facts.get("types", set())
-    if not walk.index.casts and not named:
+    if not walk.index.casts and not walk.operators and not named:
         return
     types = [t for schema, name in named for t in _meant(walk, schema, name)]
     for kind in types:
         _domain(walk, kind)
-    if not walk.index.casts:
+    if not walk.index.casts and not walk.operators:
         return
-    oids = {t.oid for t in types} | {t.element for t in types if t.element}
-    oids |= {c.type_oid for e in walk.entries if e.table is not None for c in e.table.columns}
-    oids |= {c.type_oid for w in walk.writes for c in _columns(walk, w.table.oid)}
+    at_hand = _types_at_hand(walk, types)
+    known = walk.catalog.types
+    for operator in walk.operators:
+        if any(oid in at_hand for oid in (operator.left, operator.right) if oid in known):
+            walk.call(Call(operator.schema, operator.name, 2, "operator", (operator.function,)))
     for cast in walk.index.casts:
-        theirs = [oid for oid in (cast.source, cast.target) if oid in walk.catalog.types]
-        if not theirs or any(oid in oids for oid in theirs):
+        theirs = [oid for oid in (cast.source, cast.target) if oid in known]
+        if not theirs or any(oid in at_hand for oid in theirs):
             walk.call(Call(None, "cast", 1, "cast", (cast.function,)))
+
+
+def _types_at_hand(walk: Walk, named: list[Type]) -> set[int]:
+    """Return the users' types of which the statement can have a value: all of them, once a row hides some."""
+    known = walk.catalog.types
+    found = {t.oid for t in named}
+    found |= {c.type_oid for e in walk.entries if e.table is not None for c in e.table.columns}
+    found |= {c.type_oid for w in walk.writes for c in _columns(walk, w.table.oid)}
+    called = (walk.catalog.functions.get(oid) for call in walk.calls for oid in call.candidates)
+    found |= {f.return_type for f in called if f is not None}
+    open_ = [known[oid] for oid in found if oid in known]
+    while open_:
+        kind = open_.pop()
+        if kind.kind == "c":
+            return set(known)
+        for oid in (kind.element, kind.base):
+            if oid in known and oid not in found:
+                found.add(oid)
+                open_.append(known[oid])
+    return found
 
 
 def _columns(walk: Walk, oid: int) -> tuple[Column, ...]:

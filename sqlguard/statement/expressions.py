@@ -8,6 +8,7 @@ from typing import Any
 from sqlguard import functions
 from sqlguard.errors import NotUnderstood
 from sqlguard.functions import SQL_NODES
+from sqlguard.statement.index import plain_operators
 from sqlguard.statement.model import Call
 from sqlguard.statement.walk import HANDLERS, Body, Handler, Walk, constant, generic, qualified
 
@@ -45,12 +46,20 @@ def operator(walk: Walk, schema: str | None, name: str, left: Any = None, right:
     if name in index.plain and schema in (None, "pg_catalog"):
         return
     path = walk.session.search_path
-    candidates = tuple(
-        o.function
+    found = [
+        o
         for o in index.operators.get(name, ())
         if (o.schema in path if schema is None else o.schema == schema)
-    )
+    ]
     builtin = schema in (None, "pg_catalog") and name in functions.data.operators()
+    if builtin and not (_is_parameter(left) and _is_parameter(right)):
+        # Of operands of built-in types the built-in operator is meant: `casts` looks when all types are known.
+        later = [o for o in found if o.left in walk.catalog.types or o.right in walk.catalog.types]
+        walk.operators.update(dict.fromkeys(later))
+        found = [o for o in found if o not in later]
+    candidates = tuple(o.function for o in found)
+    if builtin and not candidates and name in plain_operators():
+        return
     if (
         not candidates
         and not builtin
@@ -59,6 +68,10 @@ def operator(walk: Walk, schema: str | None, name: str, left: Any = None, right:
         return
     values = (constant(left), constant(right)) if builtin else ()
     walk.call(Call(schema, name, 2, "operator", candidates, builtin, values))
+
+
+def _is_parameter(node: Any) -> bool:
+    return node is not None and "ParamRef" in node
 
 
 def equality(walk: Walk) -> None:

@@ -127,7 +127,8 @@ def _copy(_: str, body: Body, catalog: Catalog, session: Session) -> Statement:
     if outward:
         walk.node({"RangeVar": body["relation"]})
         for entry in walk.entries:
-            entry.star = True
+            entry.used.update(n["String"]["sval"] for n in body.get("attlist", ()))
+            entry.star = "attlist" not in body
     else:
         relation, _table = resolve(walk, body["relation"])
         details["table"] = relation

@@ -13,7 +13,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from postgast import pg_query_pb2
 
 from sqlguard import functions
-from sqlguard.catalog import Catalog
+from sqlguard.catalog import Catalog, Operator
 from sqlguard.errors import NotUnderstood
 from sqlguard.functions import NOT_CONSTANT
 from sqlguard.statement import grammar
@@ -37,7 +37,8 @@ class Walk:
     """The walk over one statement; what it finds is in its attributes afterwards."""
 
     __slots__ = (
-        "calls", "catalog", "depth", "entries", "facts", "index", "level", "owners", "session", "views", "writes",
+        "calls", "catalog", "depth", "entries", "facts", "index", "level", "operators", "owners", "session", "views",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, catalog: Catalog, session: Session) -> None:
@@ -51,6 +52,8 @@ class Walk:
         self.views: dict[tuple[str | None, str, str | None], Relation] = {}
         self.writes: list[Write] = []
         self.calls: dict[Call, None] = {}
+        #: Operators on users' types that may be meant where a built-in one has the same name.
+        self.operators: dict[Operator, None] = {}
         #: ColumnRef body (by identity) -> the entry it belongs to.
         self.owners: dict[int, Entry] = {}
         #: What only some rules ask for: locks, INTO, recursion …

@@ -210,3 +210,10 @@ def test_transaction_control_is_refused_in_a_preview(
 
 def test_a_next_line_character_is_no_blank(context: Context) -> None:
     assert outcome("DELETE FROM orders x\u0085WHERE\u0085false", context) == (Effect.REFUSE, False)
+
+
+def test_what_clients_send_by_themselves_passes(context: Context) -> None:
+    recorded = Path(__file__).parents[1] / "fixtures" / "guard" / "clients.sql"
+    texts = recorded.read_text(encoding="utf-8").split("-----\n")[1:]
+    assert len(texts) > 100
+    assert [t for t in texts if outcome(t, context)[0] is not Effect.ALLOW] == []

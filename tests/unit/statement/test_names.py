@@ -1,9 +1,12 @@
 """What names mean: tables, WITH queries, temporary tables, columns that are calls, views and rules."""
 
+from dataclasses import replace
+
 import guard_world
 import pytest
 from guard_world import CATALOG, PATH, SESSION, read
 
+from sqlguard.catalog import Column, Operator, Table, Type
 from sqlguard.errors import NotUnderstood
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Session
@@ -186,3 +189,27 @@ def test_several_statements_in_order() -> None:
     kinds = [s.kind for s in analyse("BEGIN; SELECT 1; COMMIT", CATALOG, SESSION)]
     assert kinds == [Kind.BEGIN, Kind.SELECT, Kind.COMMIT]
     assert guard_world.read("").kind is Kind.EMPTY
+
+
+def test_an_operator_of_a_users_type_is_meant_only_where_such_a_value_is_at_hand() -> None:
+    """An extension nobody reviewed may have its own `=`: statements without its type go on as before."""
+    odd = replace(CATALOG.functions[106], oid=700, name="odd_eq", language="c", arg_types=(800, 800))
+    column = Column("odd", 1, 800, "app.odd")
+    catalog = replace(
+        CATALOG,
+        functions={**CATALOG.functions, 700: odd},
+        operators=(*CATALOG.operators, Operator(701, "app", "=", 800, 800, 700)),
+        types={**CATALOG.types, 800: Type(800, "app", "odd", "b")},
+        tables={**CATALOG.tables, 90: Table(90, "app", "odds", "r", (column,))},
+    )
+
+    def meant(text: str) -> bool:
+        return any(700 in c.candidates for c in read(text, catalog=catalog).calls)
+
+    assert not meant("SELECT id FROM accounts WHERE id = 1")
+    assert not meant("SELECT id FROM accounts WHERE id = $1")
+    assert meant("SELECT 1 FROM odds WHERE odd = '1'")
+    assert meant("SELECT 1 FROM odds a JOIN odds b USING (odd)")
+    assert meant("SELECT '1'::odd = '2'")
+    assert meant("SELECT $1 = $2")
+    assert meant("SELECT s.odd = '1' FROM (SELECT * FROM odds) s")
