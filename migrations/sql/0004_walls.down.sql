@@ -14,3 +14,7 @@ DROP FUNCTION sqlguard.check_children(), sqlguard.refuse_violation(text, oid, oi
     sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
     sqlguard.shape_key(regclass);
 DROP TABLE sqlguard.cascade_run;
+ALTER TABLE sqlguard.shape DISABLE TRIGGER append_only;
+DELETE FROM sqlguard.shape s USING sqlguard.shape t WHERE s.id = t.id AND s.ctid > t.ctid;
+DROP INDEX sqlguard.shape_id;
+ALTER TABLE sqlguard.shape ADD PRIMARY KEY (id), ENABLE TRIGGER append_only;

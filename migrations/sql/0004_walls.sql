@@ -19,6 +19,11 @@ CREATE FUNCTION sqlguard.shape_key(relation regclass) RETURNS bigint
         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     $$;
 
+-- Two sessions that meet a new shape at the same time must not wait for each other's commit, as a unique index
+-- would have them do. Rows with the same id are the same.
+ALTER TABLE sqlguard.shape DROP CONSTRAINT shape_pkey;
+CREATE INDEX shape_id ON sqlguard.shape (id);
+
 -- One row per transaction that is busy with the referential actions of a soft delete. Nothing else could tell a
 -- trigger so: settings and advisory locks can be made by the session itself.
 CREATE UNLOGGED TABLE sqlguard.cascade_run (txid xid8 PRIMARY KEY);
@@ -101,7 +106,6 @@ CREATE FUNCTION sqlguard.keep_shape(shape bigint, relation oid) RETURNS void
                    array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum)
             FROM pg_attribute a
             WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
-            ON CONFLICT (id) DO NOTHING
     $$;
 
 CREATE FUNCTION sqlguard.refuse_frozen(root oid, relation text) RETURNS void

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from sqlguard.catalog import DELETED_AT
+from sqlguard.catalog import BOOKKEEPING_COMMENT, DELETED_AT
 from sqlguard.errors import GuardError
 from sqlguard.postgres import walls_unique
 from sqlguard.postgres.preflight import BOOKKEEPING, Note, Weight, choose, judge
@@ -31,7 +31,6 @@ from sqlguard.postgres.walls_triggers import (
 
 #: Two guards of one database would drop each other's half-made triggers; the second half says guard.
 LOCK = (0x73716C67, 2)
-_COLUMN_COMMENT = "set by sqlguard when a row is deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ def _columns_and_uniques(runner: Runner, facts: Facts, choice: _Choice, unique: 
         # The comments tell `unguard` which columns it may drop.
         comments = [
             sql.SQL("COMMENT ON COLUMN {} IS {}").format(
-                sql.Identifier(root.schema, root.name, name), sql.Literal(_COLUMN_COMMENT)
+                sql.Identifier(root.schema, root.name, name), sql.Literal(BOOKKEEPING_COMMENT)
             )
             for name in missing
         ]
@@ -311,6 +310,12 @@ def _walls(runner: Runner, facts: Facts, root: Relation, modes: dict[int, str], 
 def _functions(runner: Runner, facts: Facts, relation: Relation, modes: dict[int, str]) -> bool:
     row = runner.conn.execute("SELECT sqlguard.shape_key(%s::oid::regclass)", [relation.oid]).fetchone()
     shape = int(row[0]) if row else 0
+    if facts.root(relation).oid in modes:
+        runner.conn.execute(
+            "SELECT sqlguard.keep_shape(%(shape)s, %(oid)s::oid)"
+            " WHERE NOT EXISTS (SELECT FROM sqlguard.shape WHERE id = %(shape)s)",
+            {"shape": shape, "oid": relation.oid},
+        )
     wanted = wanted_functions(runner.conn, facts, relation, modes, shape=shape)
     statements: list[sql.Composed] = []
     for function in wanted:
@@ -369,7 +374,7 @@ def _drop_columns(runner: Runner, root: Relation) -> None:
     parts = [
         sql.SQL("DROP COLUMN {}").format(sql.Identifier(column.name))
         for column in root.columns
-        if column.name in BOOKKEEPING and column.comment == _COLUMN_COMMENT
+        if column.name in BOOKKEEPING and column.comment == BOOKKEEPING_COMMENT
     ]
     if parts:
         runner.run([sql.SQL("ALTER TABLE {} {}").format(name_of(root), sql.SQL(", ").join(parts))])
