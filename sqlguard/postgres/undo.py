@@ -177,7 +177,9 @@ class _Run:
             for relid, shape in {(s.relid, s.shape_id) for s in sets}
             if (target := self._tables[relid]) is not None
         }
-        foreign = {relid: self._foreign(relid, sets) for relid in {s.relid for s in sets}}
+        relids = {s.relid for s in sets}
+        foreign = {relid: self._foreign(relid, sets) for relid in relids}
+        inserted = {r: tuple(s.id for s in sets if s.relid == r and s.op == "insert") for r in relids}
         # Functions in checks and domains may count on it, and type names are read by now.
         self.conn.execute("SELECT set_config('search_path', %s, true)", [path])
         works = []
@@ -191,7 +193,8 @@ class _Run:
                 self._impossible(one, "the table has no key by which its rows could be found")
                 continue
             new = self._next("sqlguard.change_set_id_seq")
-            works.append(Work(one, target, shapes[one.relid, one.shape_id], new, foreign[one.relid]))
+            shape = shapes[one.relid, one.shape_id]
+            works.append(Work(one, target, shape, new, foreign[one.relid], inserted[one.relid]))
         return works
 
     def _foreign(self, relid: int, sets: Sequence[ChangeSet]) -> tuple[int, ...]:

@@ -126,9 +126,13 @@ def missing(run: Statements, work: Work, reason: str = "the row is gone") -> Non
         """
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
         SELECT {old}, {src}.id, {reason} FROM ({rows}) {src}
-        WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches}) ON CONFLICT DO NOTHING
+        WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})
+          AND NOT EXISTS (SELECT FROM sqlguard.row_change r
+                          WHERE r.change_set_id = ANY ({inserted}) AND r.key = {src}.key)
+        ON CONFLICT DO NOTHING
         """,
         reason=sql.Literal(reason),
+        inserted=sql.SQL("{}::bigint[]").format(sql.Literal(list(work.inserted))),
     )
 
 

@@ -6,7 +6,8 @@ wrote both in the same (sub)transaction as the agent's change, so any later chan
 another xmin. No after image is needed, and savepoints do no harm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, LiteralString
 
@@ -31,6 +32,8 @@ class Work:
     new: int
     #: Sets on this table that are newer than the oldest of the scope, in effect, and not of the scope.
     foreign: tuple[int, ...] = ()
+    #: Sets of the scope that inserted into this table: what they inserted is to go anyway.
+    inserted: tuple[int, ...] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -64,12 +67,22 @@ class Statements:
 
     def advise(self, rows: int) -> None:
         """Statistics of the journal are always old, but the number of rows is known: plan with that."""
-        few = "off" if rows <= _FEW else "on"
-        many = "on" if rows <= _FEW else "off"
+        self._plan(joins=rows > _FEW, loops=rows <= _FEW, scans=True)
+
+    @contextmanager
+    def nested_loops(self, rows: int) -> Iterator[None]:
+        """Plan nothing but nested loops over rows found by index or place, for the time of the block."""
+        self._plan(joins=False, loops=True, scans=False)
+        yield
+        self.advise(rows)
+
+    def _plan(self, *, joins: bool, loops: bool, scans: bool) -> None:
+        on = {True: "on", False: "off"}
         self.conn.execute(
-            "SELECT set_config('enable_hashjoin', %(few)s, true),"
-            " set_config('enable_mergejoin', %(few)s, true), set_config('enable_nestloop', %(many)s, true)",
-            {"few": few, "many": many},
+            "SELECT set_config('enable_hashjoin', %(joins)s, true),"
+            " set_config('enable_mergejoin', %(joins)s, true), set_config('enable_nestloop', %(loops)s, true),"
+            " set_config('enable_seqscan', %(scans)s, true)",
+            {"joins": on[joins], "loops": on[loops], "scans": on[scans]},
         )
 
     def run(self, work: Work, text: LiteralString, **parts: sql.Composable) -> int:

@@ -147,15 +147,24 @@ def _keep(run: Statements, work: Work, *, only_foreign: bool = False) -> int:
             WHERE {untouched} AND {unblocked} AND {foreign} FOR UPDATE OF {row}
         )
         INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
-        SELECT {new}, now_key, {moved}, image FROM now
+        SELECT {new}, now_key, {moved}, image FROM now {order}
         """,
         moved=sql.SQL("key" if work.change.op == "rekey" else "NULL"),
         foreign=run.fill("{row}.xmin <> {own}::xid", work) if only_foreign else sql.SQL("true"),
+        # The reverse of the agent's order, so that a redo finds the agent's order by reversing again.
+        order=sql.SQL("ORDER BY id DESC" if _has_order(work) else ""),
     )
+
+
+def _has_order(work: Work) -> bool:
+    """Tell whether one row's new value may be another row's old one, so that the order of rows matters."""
+    return work.change.rows > 1 and (work.change.op == "rekey" or len(work.target.uniques) > 1)
 
 
 def _set(run: Statements, work: Work) -> int:
     """Give the rows that were kept the values of their images."""
+    if run.mode.careful and _has_order(work):
+        return _set_in_order(run, work)
     columns = work.target.settable(work.shape.columns)
     return run.run(
         work,
@@ -166,6 +175,30 @@ def _set(run: Statements, work: Work) -> int:
         columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
         values=run.values(columns),
     )
+
+
+def _set_in_order(run: Statements, work: Work) -> int:
+    """
+    Do the same row by row in the reverse of the agent's order.
+
+    Unique indexes are checked at each row: `SET place = place - 1` went upwards, its undo has to go downwards.
+    The rows were recorded in the order in which they were changed; a nested loop keeps the order of its outer
+    side.
+    """
+    columns = work.target.settable(work.shape.columns)
+    with run.nested_loops(work.change.rows):
+        return run.run(
+            work,
+            """
+            WITH todo AS MATERIALIZED (
+                SELECT {row}.ctid AS at, {src}.image FROM ({images}) AS {src} JOIN {table} AS {row} ON {matches}
+                WHERE {untouched} AND {unblocked} ORDER BY {src}.id DESC)
+            UPDATE {table} AS {row} SET ({columns}) = ROW({values}) FROM todo AS {src}
+            WHERE {row}.ctid = {src}.at
+            """,
+            columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+            values=run.values(columns),
+        )
 
 
 def _agree(work: Work, kept: int, done: int) -> None:
