@@ -15,6 +15,8 @@ SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema", "pg_toast"})
 #: Bookkeeping columns of a table that is guarded as `soft`; agents neither see nor write them.
 DELETED_AT = "deleted_at"
 DELETED_BY_AGENT = "deleted_by_agent"
+#: Comment on the bookkeeping columns that were added by guarding; one that was there before is the application's.
+BOOKKEEPING_COMMENT = "set by sqlguard when a row is deleted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,23 @@
 """`migrate`, `guard`, `unguard`, `freeze`, `thaw`: what the operator does to the database."""
 
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
+from rich.progress import Progress
 
-from sqlguard.cli.common import Dsn, Json, operator, operator_dsn
-from sqlguard.cli.output import out, print_json, print_rows
-from sqlguard.errors import NotConfigured
+from sqlguard.cli.common import Dsn, Json, operator, operator_dsn, state
+from sqlguard.cli.output import err, out, print_json, print_rows
+from sqlguard.errors import GuardError, NotConfigured
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
 from sqlguard.postgres.migrate import migrate as run_migrations
 
+#: From so many tables on a progress bar is shown.
+_MANY = 20
 Tables = Annotated[list[str] | None, typer.Argument(help="Tables, `schema.name`; `public` is assumed.")]
 
 
@@ -46,6 +51,9 @@ def guard(
     unique: Annotated[
         str, typer.Option(help="`partial`: a deleted row frees its unique values; `keep`: it keeps them.")
     ] = "partial",
+    accept: Annotated[
+        list[str] | None, typer.Option(help="A reason code of the pre-flight that does not matter here.")
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -60,8 +68,35 @@ def guard(
         names = user_tables(conn) if all_tables else list(tables or ())
         if not names:
             raise typer.BadParameter("name tables, or say --all")
-        reports = guard_tables(conn, names, mode=None if mode == "auto" else mode, unique=unique)
-    _show(reports, as_json=as_json)
+        reports, refused = _guard_each(
+            conn, names, mode=None if mode == "auto" else mode, unique=unique, accept=accept or ()
+        )
+    _show(reports, refused, as_json=as_json)
+    if refused:
+        raise typer.Exit(GuardError.exit_status)
+
+
+def _guard_each(
+    conn: psycopg.Connection[Any], names: list[str], *, mode: str | None, unique: str, accept: Collection[str]
+) -> tuple[list[GuardReport], list[tuple[str, GuardError]]]:
+    """Guard all that can be guarded; a table that can't be does not keep the others waiting."""
+    with Progress(console=err, transient=True, disable=len(names) < _MANY or state.json) as progress:
+        bar = progress.add_task("guarding", total=len(names))
+        try:
+            return guard_tables(conn, names, mode, unique=unique, accept=accept), []
+        except GuardError as fault:
+            if len(names) == 1:
+                return [], [(names[0], fault)]
+        reports: dict[str, GuardReport] = {}
+        refused: list[tuple[str, GuardError]] = []
+        for name in names:
+            try:
+                for report in guard_tables(conn, [name], mode, unique=unique, accept=accept):
+                    reports.setdefault(report.table, report)
+            except GuardError as fault:
+                refused.append((name, fault))
+            progress.advance(bar)
+        return list(reports.values()), refused
 
 
 def unguard(tables: Tables = None, *, dsn: Dsn = None, as_json: Json = False) -> None:
@@ -74,13 +109,17 @@ def unguard(tables: Tables = None, *, dsn: Dsn = None, as_json: Json = False) ->
         raise typer.BadParameter("name tables")
     with operator(dsn) as conn:
         reports = unguard_tables(conn, tables)
-    _show(reports, as_json=as_json)
+    _show(reports, [], as_json=as_json)
 
 
-def _show(reports: list[GuardReport], *, as_json: bool) -> None:
+def _show(reports: list[GuardReport], refused: list[tuple[str, GuardError]], *, as_json: bool) -> None:
     if as_json:
-        print_json({"tables": [r.as_dict() for r in reports]})
+        errors = [{"table": name, **fault.as_dict()} for name, fault in refused]
+        print_json({"tables": [r.as_dict() for r in reports], "refused": errors})
         return
+    for name, fault in refused:
+        err.print(f"[bold red]not guarded[/] {name}: {fault.message}")
+        err.print(f"  hint: {fault.hint}")
     print_rows(
         ("table", "mode", "done", "notes"),
         [

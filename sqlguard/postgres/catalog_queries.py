@@ -2,6 +2,8 @@
 The queries of the catalog reader: one per kind of object, each over all of them at once.
 """
 
+from sqlguard.catalog import BOOKKEEPING_COMMENT, DELETED_AT, DELETED_BY_AGENT
+
 # ruff: noqa: S608  the queries are put together from constants of this module
 
 #: Namespaces whose contents the snapshot leaves out (temporary ones belong to single sessions).
@@ -86,7 +88,13 @@ SCHEMAS = f"SELECT n.nspname FROM pg_namespace n WHERE {_OURS}"
 GUARDS_READABLE = """
 SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'sqlguard' AND c.relname = 'guarded_table'
-                 AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'))"""
+                 AND has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'SELECT'))"""
+BOOKKEEPING = f"""
+SELECT a.attrelid::bigint, a.attname FROM pg_description d
+JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
+WHERE d.classoid = 'pg_class'::regclass AND d.description = '{BOOKKEEPING_COMMENT}'
+    AND a.attname IN ('{DELETED_AT}', '{DELETED_BY_AGENT}') AND NOT a.attisdropped
+ORDER BY 1, 2"""
 GUARDS = "SELECT relid::bigint, mode, version FROM sqlguard.guarded_table"
 
 #: Counts and sums of row versions: every change of a row that matters changes them.

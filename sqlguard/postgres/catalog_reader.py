@@ -2,8 +2,8 @@
 Reads what exists in the database into a Catalog, with few queries over whole catalogs.
 
 Everything is read in one REPEATABLE READ transaction with an empty search_path, so that PostgreSQL prints
-definitions with every name qualified. It works for a task's own role: pg_catalog is readable by all; the
-guards, which are not, are then known by their triggers.
+definitions with every name qualified. It works for a task's own role: pg_catalog and the columns of the guard
+register that are asked for here are readable by all.
 """
 
 from collections import defaultdict
@@ -16,8 +16,6 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from sqlguard.catalog import (
-    DELETED_AT,
-    DELETED_BY_AGENT,
     Cast,
     Catalog,
     Column,
@@ -119,7 +117,7 @@ class _Reader:
         uniques = self._grouped(queries.UNIQUES.format(nulls="i.indnullsnotdistinct"))
         triggers = self._grouped(queries.TRIGGERS)
         parents, children = self._inheritance()
-        guards = self._guards(triggers)
+        guards = self._guards()
         tables = {}
         for row in self._rows(queries.RELATIONS):
             oid, schema, name, kind, partition, secured, estimate, definition, invoker, extension = row
@@ -152,15 +150,14 @@ class _Reader:
             children[parent].append(child)
         return parents, children
 
-    def _guards(self, triggers: Mapping[int, list[Row]]) -> dict[int, Guard]:
-        if _one(self.cursor.execute(queries.GUARDS_READABLE)):
-            return {oid: _guard(mode, version) for oid, mode, version in self._rows(queries.GUARDS)}
-        found = {}
-        for oid, rows in triggers.items():
-            functions = {name for _, _, _, schema, name in rows if schema == "sqlguard"}
-            if functions:
-                found[oid] = _guard("soft" if any("soft" in f for f in functions) else "journal", 1)
-        return found
+    def _guards(self) -> dict[int, Guard]:
+        if not _one(self.cursor.execute(queries.GUARDS_READABLE)):
+            return {}
+        added = self._grouped(queries.BOOKKEEPING)
+        return {
+            oid: Guard(mode, version, tuple(r[0] for r in added.get(oid, ())) if mode == "soft" else ())
+            for oid, mode, version in self._rows(queries.GUARDS)
+        }
 
 
 def _column(row: Row) -> Column:
@@ -169,10 +166,6 @@ def _column(row: Row) -> Column:
 
 def _unique(row: Row) -> Unique:
     return Unique(row[0], tuple(row[1]), *row[2:])
-
-
-def _guard(mode: str, version: int) -> Guard:
-    return Guard(mode, version, (DELETED_AT, DELETED_BY_AGENT) if mode == "soft" else ())
 
 
 def _trigger(row: Row) -> Trigger:

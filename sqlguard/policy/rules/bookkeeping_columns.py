@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 from sqlguard.policy.context import Context
 from sqlguard.policy.guards import guard_of
 from sqlguard.policy.registry import QUERIES, rule
@@ -32,10 +33,11 @@ def bookkeeping_columns(statement: Statement, _session: Session, context: Contex
     for write in statement.writes:
         table = context.catalog.tables.get(write.table.oid)
         guard = guard_of(table, context.catalog) if table is not None and write.columns else None
-        if guard is None or not guard.bookkeeping:
+        if guard is None or guard.mode != "soft":
             continue
         for column in write.columns or ():
-            if column in guard.bookkeeping:
+            # Also where the application had such a column before: from now on the database keeps it.
+            if column in (DELETED_AT, DELETED_BY_AGENT):
                 yield Finding(
                     "bookkeeping-columns",
                     Effect.REFUSE,

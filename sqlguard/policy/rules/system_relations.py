@@ -32,6 +32,14 @@ def system_relations(statement: Statement, _session: Session, _context: Context)
     ## Misses
     Extensions' views in other schemas are tables like any other: the policy grants them or not.
     """
+    for write in statement.writes:
+        if write.table.schema == _OURS:
+            yield Finding(
+                "system-relations",
+                Effect.REFUSE,
+                "the journal is not for agents to write",
+                "leave its tables out",
+            )
     for relation in statement.reads:
         if relation.schema == _OURS and relation.via is None:
             yield Finding(
