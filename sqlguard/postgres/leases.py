@@ -1,0 +1,215 @@
+"""
+Login roles of tasks: made in one transaction, ended in three steps that can each be repeated.
+
+Theory of operation. A row in `sqlguard.lease` is committed before its role exists and stays until the role is
+gone, so whatever is left by a crash can be found. Ending first closes the door (`close_role`: membership
+revoked, no log-in; an open session's next statement fails), then terminates the sessions, then removes the
+role with what it has (`remove_role`: owned things are given to the operator, never dropped).
+PostgreSQL 16 and later let a role with CREATEROLE manage the roles that it made, but not terminate their
+sessions or take what they own; for that it makes itself a member, after the role has lost its rights, so
+that no policy for agents ever applies to the operator.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+Connection = psycopg.Connection[Any]
+#: Since this version a membership says whether it inherits and whether it allows SET ROLE.
+_GRANT_OPTIONS = 160000
+#: Milliseconds that a session may take to end.
+_TERMINATION_PATIENCE = 3000
+
+_DEPENDENCIES = """
+SELECT d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) OR d.dbid = 0,
+       coalesce(b.datname, ''), count(*)
+FROM pg_shdepend d LEFT JOIN pg_database b ON b.oid = d.dbid
+WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = %s AND d.classid <> 'pg_auth_members'::regclass
+GROUP BY 1, 2
+"""
+_OWNED = """
+SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_shdepend d
+WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = %s AND d.deptype = 'o'
+  AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """What a lease's role is made with; `verifier` is its password as PostgreSQL keeps it."""
+
+    role: str
+    group: str
+    verifier: str
+    valid_until: datetime
+    connections: int
+    settings: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def has_grant_options(conn: Connection) -> bool:
+    """Say whether GRANT of a role takes WITH INHERIT and SET."""
+    return conn.info.server_version >= _GRANT_OPTIONS
+
+
+def create_role(conn: Connection, spec: RoleSpec) -> None:
+    """Make the login role of a lease. Must be called within a transaction."""
+    role, group = sql.Identifier(spec.role), sql.Identifier(spec.group)
+    modern = has_grant_options(conn)
+    create = sql.SQL(
+        "CREATE ROLE {} LOGIN INHERIT NOCREATEDB NOCREATEROLE NOREPLICATION"
+        " CONNECTION LIMIT {} PASSWORD {} VALID UNTIL {}"
+    ).format(
+        role, sql.Literal(spec.connections), sql.Literal(spec.verifier), sql.Literal(str(spec.valid_until))
+    )
+    parts = (
+        [create, sql.SQL("GRANT {} TO {} WITH INHERIT TRUE, SET FALSE").format(group, role)]
+        if modern
+        else [create + sql.SQL(" IN ROLE {}").format(group)]
+    )
+    parts += [
+        sql.SQL("ALTER ROLE {} SET {} TO {}").format(
+            role, sql.Identifier(name), sql.SQL(", ").join(map(sql.Literal, values))
+        )
+        for name, values in spec.settings
+    ]
+    # One message: the round trips would cost more than the work.
+    conn.execute(sql.SQL("; ").join(parts))
+
+
+def switch_group(conn: Connection, role: str, new: str) -> list[sql.Composed]:
+    """Return what gives *role* the rights of *new* and no others, felt by open sessions at once."""
+    options = " WITH INHERIT TRUE, SET FALSE" if has_grant_options(conn) else ""
+    grant = sql.SQL("GRANT {} TO {}" + options).format(sql.Identifier(new), sql.Identifier(role))
+    return [*_revocations(conn, role), grant]
+
+
+def extend_role(conn: Connection, role: str, valid_until: datetime) -> None:
+    conn.execute(
+        sql.SQL("ALTER ROLE {} VALID UNTIL {}").format(sql.Identifier(role), sql.Literal(str(valid_until)))
+    )
+
+
+def role_oid(conn: Connection, role: str) -> int | None:
+    row = conn.execute("SELECT oid::bigint FROM pg_roles WHERE rolname = %s", [role]).fetchone()
+    return None if row is None else int(row[0])
+
+
+def close_role(conn: Connection, role: str) -> list[str]:
+    """
+    Take all rights of *role* and its log-in; nothing happens when it is gone. Within a transaction.
+
+    Goes on past what it may not do, and returns it.
+    """
+    if role_oid(conn, role) is None:
+        return []
+    parts = [*_revocations(conn, role), sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))]
+    try:
+        with conn.transaction():
+            conn.execute(sql.SQL("; ").join(parts))
+    except psycopg.Error:
+        return [problem for text in parts if (problem := _attempt(conn, role, text)) is not None]
+    return []
+
+
+def _revocations(conn: Connection, role: str) -> list[sql.Composed]:
+    """Since 16 a REVOKE takes back what one grantor gave, and only warns about the others."""
+    rows = conn.execute(
+        "SELECT m.roleid::regrole::text, m.grantor::regrole::text FROM pg_auth_members m"
+        " JOIN pg_roles r ON r.oid = m.member WHERE r.rolname = %s",
+        [role],
+    ).fetchall()
+    by = has_grant_options(conn)
+    # regrole prints names as SQL writes them.
+    return [
+        sql.SQL("REVOKE {} FROM {}{}").format(
+            sql.SQL(group), sql.Identifier(role), sql.SQL(f" GRANTED BY {grantor}" if by else "")
+        )
+        for group, grantor in rows
+    ]
+
+
+def _attempt(conn: Connection, role: str, text: sql.Composable) -> str | None:
+    try:
+        with conn.transaction():
+            conn.execute(text)
+    except psycopg.Error as fault:
+        return said(role, fault)
+    return None
+
+
+def said(role: str, fault: psycopg.Error) -> str:
+    return f"`{role}`: {fault.diag.message_primary or str(fault).strip()}"
+
+
+def terminate_sessions(conn: Connection, role: str, oid: int) -> list[str]:
+    """End every session of the role in whatever database; return what could not be ended."""
+    pids = _sessions(conn, oid)
+    if not pids:
+        return []
+    _become_member(conn, role)
+    conn.execute(
+        "SELECT pg_terminate_backend(pid, %s) FROM unnest(%s::int[]) AS u(pid)"
+        " WHERE pid IN (SELECT a.pid FROM pg_stat_activity a WHERE a.usesysid = %s)",
+        [_TERMINATION_PATIENCE, pids, oid],
+    )
+    return [f"session {pid} of `{role}` has not ended" for pid in _sessions(conn, oid)]
+
+
+def _sessions(conn: Connection, oid: int) -> list[int]:
+    rows = conn.execute("SELECT pid FROM pg_stat_activity WHERE usesysid = %s", [oid]).fetchall()
+    return [pid for (pid,) in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """`problems`: why the role is still there, empty when it is gone; `kept`: what it owned, now the operator's."""
+
+    problems: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+def remove_role(conn: Connection, role: str, oid: int) -> Removal:
+    """Drop *role*, giving what it owns in this database to the operator. Must be called within a transaction."""
+    kept: tuple[str, ...] = ()
+    dependencies = conn.execute(_DEPENDENCIES, [oid]).fetchall()
+    if any(here for here, _, _ in dependencies):
+        _become_member(conn, role)
+        kept = tuple(row[0] for row in conn.execute(_OWNED, [oid]).fetchall())
+        # DROP OWNED before REASSIGN OWNED would delete the agent's tables; after it only grants are left.
+        for text in ("REASSIGN OWNED BY {} TO CURRENT_USER", "DROP OWNED BY {}"):
+            conn.execute(sql.SQL(text).format(sql.Identifier(role)))
+    elsewhere = tuple(_elsewhere(role, dependencies))
+    prepared = tuple(_prepared(conn, role))
+    if elsewhere or prepared:
+        return Removal(elsewhere + prepared, kept)
+    conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+    return Removal(kept=kept)
+
+
+def _elsewhere(role: str, dependencies: Iterable[tuple[bool, str, int]]) -> Iterable[str]:
+    for here, database, number in dependencies:
+        if not here:
+            yield (
+                f"`{role}` has {number} objects or rights in database `{database}`: run there"
+                f' REASSIGN OWNED BY "{role}" TO CURRENT_USER; DROP OWNED BY "{role}"'
+            )
+
+
+def _prepared(conn: Connection, role: str) -> Iterable[str]:
+    """A prepared transaction outlives its session and could still be committed."""
+    for gid, database in conn.execute(
+        "SELECT gid, database FROM pg_prepared_xacts WHERE owner = %s", [role]
+    ).fetchall():
+        yield f"`{role}` left the prepared transaction `{gid}`: run ROLLBACK PREPARED in database `{database}`"
+
+
+def _become_member(conn: Connection, role: str) -> None:
+    row = conn.execute("SELECT pg_has_role(%s, 'USAGE')", [role]).fetchone()
+    if row == (True,):
+        return
+    options = " WITH INHERIT TRUE" if has_grant_options(conn) else ""
+    conn.execute(sql.SQL("GRANT {} TO CURRENT_USER" + options).format(sql.Identifier(role)))
