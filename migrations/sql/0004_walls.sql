@@ -98,8 +98,9 @@ CREATE FUNCTION sqlguard.note_change(
         END
     $$;
 
+-- With its own search_path: names of types must be qualified, whoever asks.
 CREATE FUNCTION sqlguard.keep_shape(shape bigint, relation oid) RETURNS void
-    LANGUAGE sql
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
     AS $$
         INSERT INTO sqlguard.shape (id, relid, columns, types)
             SELECT shape, relation, array_agg(a.attname::text ORDER BY a.attnum),
