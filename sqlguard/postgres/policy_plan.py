@@ -13,7 +13,7 @@ from sqlguard.postgres import leases
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.policy_rights import Right, TableGrant, wanted
 from sqlguard.postgres.policy_rows import compile_scope
-from sqlguard.postgres.policy_sql import Writer, given, giveable, read_world
+from sqlguard.postgres.policy_sql import Writer, giveable, given, read_world
 from sqlguard.postgres.policy_store import StoredPolicy, TableEntry, policy_document, stored_versions
 from sqlguard.postgres.policy_walls import Secured, scope_name, scoped, secured_tables, unscoped
 

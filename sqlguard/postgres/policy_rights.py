@@ -166,7 +166,7 @@ def _withheld(policy: Policy, grant: TableGrant, world: World, scoped: Iterable[
             what = "can't have a row scope of its own"
             hint = "give the scope to the tables that it reads"
         fault = f"{shown} {what}" if is_exact(policy, table) else None
-        return _Withheld(True, (f"{shown} {what}: not granted",), fault, hint)
+        return _Withheld(withheld=True, warnings=(f"{shown} {what}: not granted",), fault=fault, hint=hint)
     tombs = sorted(world.catalog.tables[oid].qualified for oid in bases & frozenset(world.catalog.soft))
     if tombs:
         return _Withheld(warnings=(f"{shown} shows deleted rows of {', '.join(tombs)} to who reads it",))

@@ -6,6 +6,7 @@ of `:customer_id`; what the server infers is what the task's parameter is cast t
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import postgast
@@ -66,7 +67,7 @@ def _split(text: str) -> tuple[list[str], list[str]]:
     except postgast.PgQueryError as fault:
         raise PolicyError(f"the row scope `{text}` is not SQL: {fault}", hint="correct `rows`") from None
     pieces, names, begin = [], [], 0
-    for colon, name in zip(tokens, tokens[1:], strict=False):
+    for colon, name in pairwise(tokens):
         # Identifiers and words alike: `:user` is a parameter too.
         word = raw[name.start : name.end].decode()
         if colon.token == _COLON and colon.end == name.start and word.isidentifier():

@@ -56,6 +56,16 @@ WITH made AS (
 INSERT INTO sqlguard.lease (role, task_id, group_role, verifier, expires_at, kind)
 SELECT %(role)s, id, %(group)s, %(verifier)s, %(expires_at)s, 'task' FROM made
 """
+_ADD = """
+INSERT INTO sqlguard.lease (role, task_id, group_role, verifier, expires_at, kind)
+SELECT %(role)s, t.id, p.group_role, %(verifier)s, t.expires_at, %(kind)s
+FROM sqlguard.task t JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version
+WHERE t.id = %(task)s AND t.state = 'open' AND t.expires_at > clock_timestamp()
+RETURNING group_role::text, expires_at, (
+    SELECT p.document FROM sqlguard.policy p JOIN sqlguard.task t ON p.name = t.policy AND p.version = t.policy_version
+    WHERE t.id = task_id)
+"""
+_STILL_OPEN = "SELECT FROM sqlguard.task WHERE id = %s AND state = 'open' FOR SHARE"
 _LIVE = """
 UPDATE sqlguard.lease l SET state = 'live',
     settings = (SELECT s.setconfig FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
@@ -112,7 +122,7 @@ def open_task(  # noqa: PLR0913 (what a task is)
     password = secrets.token_urlsafe(24)
     verifier = _verifier(password)
     given = dict(params or {})
-    with _steps(conn), conn.transaction():
+    with _steps(conn), _no_policy_change(conn):
         group, now = _latest_policy(conn, policy, given)
         latest = now + group.policy.defaults.max_ttl
         task = Task(
@@ -128,10 +138,10 @@ def open_task(  # noqa: PLR0913 (what a task is)
         )
         role = leases_model.role_name(task.id)
         conn.execute(_OPEN, _values(task, latest, role, group, verifier))
-    with _steps(conn), conn.transaction():
-        leases.create_role(conn, _spec(role, group, verifier, task.expires_at))
-        conn.execute(_LIVE, {"role": role})
-        conn.execute("UPDATE sqlguard.task SET state = 'open' WHERE id = %s", [task.id])
+        with conn.transaction():
+            leases.create_role(conn, _spec(role, group, verifier, task.expires_at))
+            conn.execute(_LIVE, {"role": role})
+            conn.execute("UPDATE sqlguard.task SET state = 'open' WHERE id = %s", [task.id])
     return OpenedTask(task, role, password, task.expires_at)
 
 
@@ -144,30 +154,20 @@ def add_lease(conn: Connection, task_id: str, kind: str) -> tuple[str, str]:
     password = secrets.token_urlsafe(24)
     verifier = _verifier(password)
     role = leases_model.role_name(task_id, _token(_SUFFIX_LENGTH))
-    with _steps(conn), conn.transaction():
+    with _steps(conn), _no_policy_change(conn):
         row = conn.execute(
-            "INSERT INTO sqlguard.lease (role, task_id, group_role, verifier, expires_at, kind)"
-            " SELECT %s, t.id, p.group_role, %s, t.expires_at, %s FROM sqlguard.task t"
-            " JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version"
-            " WHERE t.id = %s AND t.state = 'open' AND t.expires_at > clock_timestamp()"
-            " RETURNING group_role, expires_at, (SELECT document FROM sqlguard.policy p"
-            " JOIN sqlguard.task t ON p.name = t.policy AND p.version = t.policy_version WHERE t.id = task_id)",
-            [role, verifier, kind, task_id],
+            _ADD, {"role": role, "verifier": verifier, "kind": kind, "task": task_id}
         ).fetchone()
         if row is None:
             raise TaskEnded(f"task `{task_id}` is not open")
-    group = _Group(policy_from_document(row[2], f"the policy of task {task_id}"), row[0])
-    with _steps(conn), conn.transaction():
-        # The task may have ended meanwhile; ending it waits for this row or sees the lease.
-        if (
-            conn.execute(
-                "SELECT FROM sqlguard.task WHERE id = %s AND state = 'open' FOR SHARE", [task_id]
-            ).fetchone()
-            is None
-        ):
-            raise TaskEnded(f"task `{task_id}` is not open")
-        leases.create_role(conn, _spec(role, group, verifier, row[1]))
-        conn.execute(_LIVE, {"role": role})
+        group_role, expires_at, document = row
+        group = _Group(policy_from_document(document, f"the policy of task {task_id}"), group_role)
+        with conn.transaction():
+            # Ending the task waits for this lock, and sees the lease then.
+            if conn.execute(_STILL_OPEN, [task_id]).fetchone() is None:
+                raise TaskEnded(f"task `{task_id}` is not open")
+            leases.create_role(conn, _spec(role, group, verifier, expires_at))
+            conn.execute(_LIVE, {"role": role})
     return role, password
 
 
@@ -329,6 +329,18 @@ def _expiry(now: datetime, ttl: timedelta, latest: datetime) -> datetime:
         return leases_model.expiry(now, ttl, latest)
     except ValueError as fault:
         raise NotConfigured(str(fault), hint="give a longer TTL, e.g. 300s") from None
+
+
+@contextmanager
+def _no_policy_change(conn: Connection) -> Iterator[None]:
+    """Keep the group role that was just read from being dropped before a lease is in it."""
+    conn.execute("SELECT pg_advisory_lock_shared(%s, %s)", POLICY_LOCK)
+    try:
+        yield
+    finally:
+        # The lock goes with the session, so a connection that broke needs nothing.
+        if not conn.closed:
+            conn.execute("SELECT pg_advisory_unlock_shared(%s, %s)", POLICY_LOCK)
 
 
 @contextmanager
