@@ -13,6 +13,7 @@ import postgast
 from sqlguard.catalog import Function
 from sqlguard.errors import SqlguardError
 from sqlguard.policy.context import Context
+from sqlguard.policy.judge import decide
 from sqlguard.policy.verdict import Effect
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Session, Statement
@@ -95,8 +96,6 @@ def _statements(text: str, session: Session, context: Context) -> str | None:
 
 
 def _reason(statement: Statement, session: Session, context: Context) -> str | None:
-    from sqlguard.policy.decide import decide  # noqa: PLC0415  deciding asks about functions
-
     if statement.kind not in _READS or statement.writes or statement.locks_rows:
         return "changes data"
     found = decide(statement, session, context).decisive

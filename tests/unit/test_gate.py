@@ -141,13 +141,13 @@ def test_no_text_raises(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("BEGIN", "BEGIN\nREAD WRITE"),
+        ("BEGIN", "BEGIN READ WRITE"),
         (
             "START TRANSACTION ISOLATION LEVEL SERIALIZABLE",
-            "START TRANSACTION ISOLATION LEVEL SERIALIZABLE\nREAD WRITE",
+            "START TRANSACTION ISOLATION LEVEL SERIALIZABLE READ WRITE",
         ),
         ("BEGIN READ ONLY", "BEGIN READ ONLY"),
-        ("BEGIN -- now", "BEGIN -- now\nREAD WRITE"),
+        ("BEGIN -- now", "BEGIN READ WRITE"),
     ],
 )
 def test_a_block_is_opened_for_writing_unless_the_client_says_otherwise(

@@ -1,19 +1,16 @@
 """
 Statement + Session + Context -> Verdict: every rule for the kind is asked, the strongest finding wins.
 
-Fail closed: no rule speaking is a refusal, a rule that raises is a refusal.
+Fail closed: no rule speaking is a refusal, a rule that raises is a refusal. The rules are those of the registry;
+`sqlguard.policy` sees to it that they are there.
 """
 
 from sqlguard.errors import SqlguardError
-from sqlguard.policy import rules as _rules
 from sqlguard.policy import tiers
 from sqlguard.policy.context import Context
 from sqlguard.policy.registry import BY_KIND, Rule
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.statement.model import Kind, Session, Statement
-
-__all__ = ["decide"]
-assert _rules  # noqa: S101  importing the package registers the rules
 
 #: These carry another statement out, now or later: what is inside is decided too.
 _CARRIERS = frozenset(
