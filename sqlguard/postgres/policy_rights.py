@@ -196,15 +196,19 @@ def _table_rights(grant: TableGrant, world: World, warnings: list[str]) -> Itera
         if (rule.insert or rule.update or rule.delete != "refuse") and table.kind != "v":
             warnings.append(f"`{table.qualified}` can't be guarded: no write is granted")
         return
-    if rule.insert:
-        yield from _columns(table, "INSERT", _listed(rule.insert, _insertable(table), hidden))
-        yield from (Right("sequence", oid, "USAGE") for oid in world.sequences.get(table.oid, ()))
     if grant.guard is None:
+        # Nothing captures, caps or freezes a write there, so with the proxy taken away it could not be undone.
         if rule.insert or rule.update or rule.delete != "refuse":
-            warnings.append(_unguarded(table, rule))
+            warnings.append(
+                f"`{table.qualified}` is not guarded: no write is granted;"
+                f" run `sqlguard guard {table.qualified}`, then apply the policy again"
+            )
         return
+    if rule.insert:
+        yield from _columns(table, "INSERT", _listed(rule.insert, _writable(table), hidden))
+        yield from (Right("sequence", oid, "USAGE") for oid in world.sequences.get(table.oid, ()))
     if rule.update:
-        yield from _columns(table, "UPDATE", _listed(rule.update, _updatable(table), hidden))
+        yield from _columns(table, "UPDATE", _listed(rule.update, _writable(table), hidden))
     yield from _delete_rights(grant, warnings)
 
 
@@ -225,12 +229,6 @@ def _delete_rights(grant: TableGrant, warnings: list[str]) -> Iterator[Right]:
         yield Right("table", table.oid, "DELETE")
 
 
-def _unguarded(table: Table, rule: TableRule) -> str:
-    lost = [word for word, given in (("update", rule.update), ("delete", rule.delete != "refuse")) if given]
-    so = f"no {' and no '.join(lost)} is granted" if lost else "inserts are not captured and can't be undone"
-    return f"`{table.qualified}` is not guarded: {so}; run `sqlguard guard {table.qualified}`"
-
-
 def _columns(table: Table, privilege: str, names: Iterable[str]) -> Iterator[Right]:
     for name in names:
         if table.column(name) is not None:
@@ -243,11 +241,7 @@ def _listed(given: bool | tuple[str, ...], able: Iterable[Column], hidden: Itera
     return [name for name in names if name not in bookkeeping]
 
 
-def _insertable(table: Table) -> Iterator[Column]:
-    return (c for c in table.columns if not c.generated and c.identity != "a")
-
-
-def _updatable(table: Table) -> Iterator[Column]:
+def _writable(table: Table) -> Iterator[Column]:
     return (c for c in table.columns if not c.generated and c.identity != "a")
 
 

@@ -7,7 +7,7 @@ begins, which is what lets the janitor finish after a crash.
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -64,6 +64,12 @@ WHERE t.id = %(task)s AND t.state = 'open' AND t.expires_at > clock_timestamp()
 RETURNING group_role::text, expires_at, (
     SELECT p.document FROM sqlguard.policy p JOIN sqlguard.task t ON p.name = t.policy AND p.version = t.policy_version
     WHERE t.id = task_id)
+"""
+_ABANDON = """
+WITH lease AS (
+    UPDATE sqlguard.lease SET state = 'ended', ended_at = clock_timestamp(), verifier = NULL WHERE role = %(role)s)
+UPDATE sqlguard.task SET state = 'ended', ended_at = clock_timestamp(), end_reason = 'could not be opened'
+WHERE id = %(task)s AND state = 'opening'
 """
 _STILL_OPEN = "SELECT FROM sqlguard.task WHERE id = %s AND state = 'open' FOR SHARE"
 _LIVE = """
@@ -138,7 +144,7 @@ def open_task(  # noqa: PLR0913 (what a task is)
         )
         role = leases_model.role_name(task.id)
         conn.execute(_OPEN, _values(task, latest, role, group, verifier))
-        with conn.transaction():
+        with _abandoned(conn, task.id, role), conn.transaction():
             leases.create_role(conn, _spec(role, group, verifier, task.expires_at))
             conn.execute(_LIVE, {"role": role})
             conn.execute("UPDATE sqlguard.task SET state = 'open' WHERE id = %s", [task.id])
@@ -162,7 +168,7 @@ def add_lease(conn: Connection, task_id: str, kind: str) -> tuple[str, str]:
             raise TaskEnded(f"task `{task_id}` is not open")
         group_role, expires_at, document = row
         group = _Group(policy_from_document(document, f"the policy of task {task_id}"), group_role)
-        with conn.transaction():
+        with _abandoned(conn, "", role), conn.transaction():
             # Ending the task waits for this lock, and sees the lease then.
             if conn.execute(_STILL_OPEN, [task_id]).fetchone() is None:
                 raise TaskEnded(f"task `{task_id}` is not open")
@@ -329,6 +335,17 @@ def _expiry(now: datetime, ttl: timedelta, latest: datetime) -> datetime:
         return leases_model.expiry(now, ttl, latest)
     except ValueError as fault:
         raise NotConfigured(str(fault), hint="give a longer TTL, e.g. 300s") from None
+
+
+@contextmanager
+def _abandoned(conn: Connection, task_id: str, role: str) -> Iterator[None]:
+    """End what can't be opened; if that fails as well, the janitor finds it."""
+    try:
+        yield
+    except (psycopg.Error, TaskEnded):
+        with suppress(psycopg.Error):
+            conn.execute(_ABANDON, {"task": task_id, "role": role})
+        raise
 
 
 @contextmanager

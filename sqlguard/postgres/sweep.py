@@ -1,0 +1,177 @@
+"""
+One pass of the janitor: end what is due, finish what a crash left, find what does not belong.
+
+The one idea: all that is to be done is read from the tables and the role catalog, never remembered; so a
+janitor may be killed at any moment, and the next pass of any other does the rest.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from sqlguard.errors import SqlguardError
+from sqlguard.lease import OPENING_PATIENCE, ROLE_PREFIX
+from sqlguard.postgres import lease_end, leases
+from sqlguard.postgres.tasks import end_task
+
+Connection = psycopg.Connection[Any]
+#: The two halves of the advisory lock that one janitor per database holds: the bytes of "sqlg", then 2.
+LOCK = (0x73716C67, 2)
+
+#: A task that is over, or whose opening stopped half way, or whose end did.
+_DUE_TASKS = """
+SELECT t.id, CASE WHEN t.state = 'opening' THEN 'was never opened' ELSE 'expired' END
+FROM sqlguard.task t
+WHERE t.state <> 'ended'
+  AND (t.expires_at <= %(now)s OR t.state = 'ending' OR (t.state = 'opening' AND t.opened_at <= %(lost)s))
+  AND NOT EXISTS (SELECT FROM sqlguard.lease l WHERE l.task_id = t.id AND l.retry_at > %(now)s)
+ORDER BY t.expires_at, t.id
+"""
+#: A lease of a task that goes on, or one that could not be removed when its task ended.
+_DUE_LEASES = """
+SELECT l.role::text
+FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
+WHERE l.state <> 'ended'
+  AND (l.state = 'ending' OR t.state = 'ended' OR l.expires_at <= %(now)s
+       OR (l.state = 'creating' AND l.created_at <= %(lost)s))
+  AND coalesce(l.retry_at <= %(now)s, true)
+ORDER BY l.expires_at, l.role
+"""
+#: A session can change its own role's settings and password. The password is only for superusers to see.
+_CHANGED_SETTINGS = """
+SELECT DISTINCT l.task_id, l.role::text, 'its settings were changed by itself'
+FROM sqlguard.lease l JOIN pg_roles r ON r.rolname = l.role
+LEFT JOIN pg_db_role_setting s ON s.setrole = r.oid
+WHERE l.state = 'live' AND (coalesce(s.setdatabase, 0) <> 0 OR s.setconfig IS DISTINCT FROM l.settings)
+"""
+_CHANGED_VERIFIER = """
+SELECT l.task_id, l.role::text, 'its password was changed by itself'
+FROM sqlguard.lease l JOIN pg_authid r ON r.rolname = l.role
+WHERE l.state = 'live' AND r.rolpassword IS DISTINCT FROM coalesce(l.verifier, r.rolpassword)
+"""
+_MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
+#: Ours beyond doubt: named like a lease and let into a group of this database by who may do that.
+_ORPHANS = """
+SELECT r.rolname::text
+FROM pg_roles r
+WHERE r.rolname LIKE %(prefix)s
+  AND EXISTS (SELECT FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid
+              JOIN sqlguard.policy p ON p.group_role = g.rolname WHERE m.member = r.oid)
+  AND NOT EXISTS (SELECT FROM sqlguard.lease l WHERE l.role = r.rolname AND l.state <> 'ended')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """`ended`: tasks; `leases`: single ones; `changed`: tasks whose credential was tampered with."""
+
+    busy: bool = False
+    ended: tuple[str, ...] = ()
+    leases: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        return not (self.ended or self.leases or self.changed or self.orphans or self.problems)
+
+
+@dataclass
+class _Pass:
+    ended: list[str] = field(default_factory=list)
+    leases: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def sweep(conn: Connection, now: datetime) -> SweepReport:
+    """
+    Do all that is due at *now*, the database's own time. One at a time per database: `busy` when another is at it.
+
+    Must be given a connection of the operator in autocommit. What fails is reported, and the rest goes on.
+    """
+    if conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() != (True,):
+        return SweepReport(busy=True)
+    try:
+        done = _Pass()
+        _end_changed(conn, done)
+        _end_due(conn, now, done)
+        _drop_orphans(conn, done)
+    finally:
+        if not conn.closed:
+            conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)
+    return SweepReport(
+        busy=False,
+        ended=tuple(done.ended),
+        leases=tuple(done.leases),
+        changed=tuple(done.changed),
+        orphans=tuple(done.orphans),
+        problems=tuple(dict.fromkeys(done.problems)),
+    )
+
+
+def _end_due(conn: Connection, now: datetime, done: _Pass) -> None:
+    due = {"now": now, "lost": now - OPENING_PATIENCE}
+    for task, reason in conn.execute(_DUE_TASKS, due).fetchall():
+        if _end(conn, task, reason, done):
+            done.ended.append(task)
+    for (role,) in conn.execute(_DUE_LEASES, due).fetchall():
+        found = lease_end.end(conn, role)
+        done.problems += found.problems
+        if not found.problems:
+            done.leases.append(role)
+
+
+def _end_changed(conn: Connection, done: _Pass) -> None:
+    """Someone who holds a task's credential meant to keep it: the task ends, with all its leases."""
+    for task, role, what in _changed(conn):
+        if task not in done.changed and _end(conn, task, f"`{role}`: {what}", done):
+            done.changed.append(task)
+
+
+def _changed(conn: Connection) -> Iterator[tuple[str, str, str]]:
+    yield from conn.execute(_CHANGED_SETTINGS).fetchall()
+    if conn.execute(_MAY_SEE_PASSWORDS).fetchone() == (True,):
+        yield from conn.execute(_CHANGED_VERIFIER).fetchall()
+
+
+def _end(conn: Connection, task: str, reason: str, done: _Pass) -> bool:
+    try:
+        report = end_task(conn, task, reason)
+    except (SqlguardError, psycopg.Error) as fault:
+        if conn.closed:
+            raise
+        done.problems.append(f"task `{task}`: {str(fault).strip()}")
+        return False
+    done.problems += report.problems
+    return report.ended
+
+
+def _drop_orphans(conn: Connection, done: _Pass) -> None:
+    """A role whose lease is not known any more, after a restored backup for one."""
+    for (role,) in conn.execute(_ORPHANS, {"prefix": ROLE_PREFIX.replace("_", r"\_") + "%"}).fetchall():
+        try:
+            done.problems += _drop(conn, role)
+        except psycopg.Error as fault:
+            if conn.closed:
+                raise
+            done.problems.append(leases.said(role, fault))
+        else:
+            done.orphans.append(role)
+
+
+def _drop(conn: Connection, role: str) -> list[str]:
+    """Close, terminate, remove: as for a lease, without a row to note it in."""
+    with conn.transaction():
+        problems = leases.close_role(conn, role)
+    oid = leases.role_oid(conn, role)
+    if oid is None:
+        return problems
+    problems += leases.terminate_sessions(conn, role, oid)
+    with conn.transaction():
+        return problems + list(leases.remove_role(conn, role, oid).problems)
