@@ -1,9 +1,11 @@
 """`policy check`, `policy apply`, `policy test`, `policy explain`, `policy schema`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
+from rich.markup import escape
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator
@@ -71,39 +73,41 @@ def apply(
     if existing not in ("keep", "drop"):
         raise typer.BadParameter("--existing is keep or drop")
     policies = load_policies(files)
-    applied = []
     with operator(dsn) as conn:
-        for policy in policies:
-            if dry_run:
-                plan = policy_apply.plan_policy(conn, policy)
-                applied.append(
-                    {"policy": policy.name, "statements": plan.statements, "warnings": plan.warnings}
-                )
-            else:
-                done = policy_apply.apply_policy(conn, policy, existing=existing)
-                applied.append(
-                    {
-                        "policy": done.name,
-                        "version": done.version,
-                        "group_role": done.group_role,
-                        "statements": done.statements,
-                        "warnings": done.warnings,
-                    }
-                )
+        applied = [_applied(conn, policy, existing, dry_run=dry_run) for policy in policies]
     if as_json:
         print_json({"policies": applied, "dry_run": dry_run})
-        return
-    for one in applied:
-        if dry_run:
-            out.print(f"-- {one['policy']}", markup=False)
-            for text in one["statements"]:
-                out.print(f"{text};", markup=False)
-        else:
-            out.print(
-                f"applied `{one['policy']}` version {one['version']} ({len(one['statements'])} statements)"
-            )
-        for warning in one["warnings"]:
-            out.print(f"[yellow]warning[/yellow] {warning}")
+    else:
+        for one in applied:
+            _show(one, dry_run=dry_run)
+
+
+def _applied(
+    conn: psycopg.Connection[Any], policy: Policy, existing: str, *, dry_run: bool
+) -> dict[str, Any]:
+    """Apply one policy, or plan it, and return what is told of it."""
+    if dry_run:
+        plan = policy_apply.plan_policy(conn, policy)
+        return {"policy": policy.name, "statements": plan.statements, "warnings": plan.warnings}
+    done = policy_apply.apply_policy(conn, policy, existing=existing)
+    return {
+        "policy": done.name,
+        "version": done.version,
+        "group_role": done.group_role,
+        "statements": done.statements,
+        "warnings": done.warnings,
+    }
+
+
+def _show(one: dict[str, Any], *, dry_run: bool) -> None:
+    if dry_run:
+        out.print(f"-- {one['policy']}", markup=False)
+        for text in one["statements"]:
+            out.print(f"{text};", markup=False, soft_wrap=True)
+    else:
+        out.print(f"applied `{one['policy']}` version {one['version']} ({len(one['statements'])} statements)")
+    for warning in one["warnings"]:
+        out.print(f"[yellow]warning[/yellow] {escape(warning)}")
 
 
 @group.command("schema")

@@ -1,8 +1,9 @@
 """`task open`, `task list`, `task renew`, `task end`."""
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
 from psycopg.conninfo import conninfo_to_dict
 
@@ -54,8 +55,6 @@ def open_(
 
     Example: sqlguard task open --agent claude --policy support --ttl 15min --param customer_id=42 --json
     """
-    base = operator_dsn(dsn)
-    configuration = settings.load()
     with operator(dsn) as conn:
         opened = tasks.open_task(
             conn,
@@ -66,24 +65,28 @@ def open_(
             params=_parameters(param or []),
             agent_version=agent_version,
         )
-        host, port = conn.info.host, conn.info.port
-        database = conn.info.dbname
-    credential = {"user": opened.role, "password": opened.password, "dbname": database}
-    proxy_host, proxy_port = settings.host_and_port(configuration.public_host or configuration.listen)
-    document = {
-        "task": opened.task.id,
-        "role": opened.role,
-        "dsn": url(host=proxy_host, port=proxy_port, **credential),
-        "direct_dsn": url(host=host, port=port, **credential, **_tls(base)),
-        "expires_at": opened.task.expires_at,
-        "agent": agent,
-        "policy": policy,
-        "policy_version": opened.task.policy_version,
-    }
+        document = _document(opened, conn, operator_dsn(dsn))
     if as_json:
         print_json(document)
     else:
         print_pairs(document)
+
+
+def _document(opened: tasks.OpenedTask, conn: psycopg.Connection[Any], dsn: str) -> dict[str, Any]:
+    """Return what is shown of a new task, the secret inside its two DSNs."""
+    configuration = settings.load()
+    proxy_host, proxy_port = settings.host_and_port(configuration.public_host or configuration.listen)
+    credential = {"user": opened.role, "password": opened.password, "dbname": conn.info.dbname}
+    return {
+        "task": opened.task.id,
+        "role": opened.role,
+        "dsn": url(host=proxy_host, port=proxy_port, **credential),
+        "direct_dsn": url(host=conn.info.host, port=conn.info.port, **credential, **_tls(dsn)),
+        "expires_at": opened.task.expires_at,
+        "agent": opened.task.agent,
+        "policy": opened.task.policy,
+        "policy_version": opened.task.policy_version,
+    }
 
 
 def _tls(dsn: str) -> dict[str, str]:
