@@ -1,0 +1,181 @@
+"""
+The operations of a revision as values: what is to be guarded, without how (Alembic's own split).
+
+One class guards and one lifts the guard, for one table or many: the tables of one operation are looked at
+together, so that parents and children of foreign keys may come in any order.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from alembic.operations import MigrateOperation, Operations
+
+Mode = Literal["auto", "soft", "journal"]
+UniqueChoice = Literal["partial", "keep"]
+MODES = ("auto", "soft", "journal")
+UNIQUES = ("partial", "keep")
+
+
+@Operations.register_operation("guard_table")
+@Operations.register_operation("guard_tables")
+@Operations.register_operation("add_soft_delete")
+class GuardOp(MigrateOperation):
+    """
+    Guard *tables*; safe to repeat, and finishes what an earlier run left half done.
+
+    *existing_mode* is the mode in which they are guarded already: what a downgrade goes back to. Without it
+    a downgrade lifts the guard.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[str],
+        *,
+        schema: str | None = None,
+        mode: Mode = "auto",
+        unique: UniqueChoice = "partial",
+        existing_mode: Mode | None = None,
+    ) -> None:
+        self.tables = tuple(tables)
+        self.schema = schema
+        self.mode = one_of(mode, MODES, "mode")
+        self.unique = one_of(unique, UNIQUES, "unique")
+        self.existing_mode = existing_mode
+
+    @classmethod
+    def guard_table(  # noqa: PLR0913 (an option each)
+        cls,
+        operations: Operations,
+        name: str,
+        *,
+        schema: str | None = None,
+        mode: Mode = "auto",
+        unique: UniqueChoice = "partial",
+        existing_mode: Mode | None = None,
+    ) -> Any:
+        """Guard the table *name* in *mode*; `auto` takes the mode that the pre-flight finds fit."""
+        return operations.invoke(
+            cls([name], schema=schema, mode=mode, unique=unique, existing_mode=existing_mode)
+        )
+
+    @classmethod
+    def guard_tables(  # noqa: PLR0913 (an option each)
+        cls,
+        operations: Operations,
+        names: Sequence[str],
+        *,
+        schema: str | None = None,
+        mode: Mode = "auto",
+        unique: UniqueChoice = "partial",
+        existing_mode: Mode | None = None,
+    ) -> Any:
+        """Guard several tables; without *schema*, a name may be `schema.table`."""
+        return operations.invoke(
+            cls(names, schema=schema, mode=mode, unique=unique, existing_mode=existing_mode)
+        )
+
+    @classmethod
+    def add_soft_delete(
+        cls,
+        operations: Operations,
+        name: str,
+        *,
+        schema: str | None = None,
+        unique: UniqueChoice = "partial",
+    ) -> Any:
+        """Guard the table *name* in mode `soft`."""
+        return operations.invoke(cls([name], schema=schema, mode="soft", unique=unique))
+
+    def reverse(self) -> MigrateOperation:
+        if self.existing_mode is not None:
+            return GuardOp(
+                self.tables,
+                schema=self.schema,
+                mode=self.existing_mode,
+                unique=self.unique,
+                existing_mode=self.mode,
+            )
+        return UnguardOp(self.tables, schema=self.schema, mode=self.mode, unique=self.unique)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("guard_tables", self.schema, self.tables, self.mode, self.unique)
+
+
+@Operations.register_operation("unguard_table")
+@Operations.register_operation("unguard_tables")
+@Operations.register_operation("drop_soft_delete")
+class UnguardOp(MigrateOperation):
+    """
+    Lift the guard off *tables*. Refused while deleted rows are in them, unless *purge* or *restore* says
+    what shall become of those rows. *mode* and *unique* are what a reversal guards with.
+    """
+
+    def __init__(  # noqa: PLR0913 (an option each)
+        self,
+        tables: Sequence[str],
+        *,
+        schema: str | None = None,
+        purge: bool = False,
+        restore: bool = False,
+        mode: Mode = "auto",
+        unique: UniqueChoice = "partial",
+    ) -> None:
+        if purge and restore:
+            raise ValueError("the deleted rows can be purged or restored, not both")
+        self.tables = tuple(tables)
+        self.schema = schema
+        self.purge = purge
+        self.restore = restore
+        self.mode = one_of(mode, MODES, "mode")
+        self.unique = one_of(unique, UNIQUES, "unique")
+
+    @classmethod
+    def unguard_table(
+        cls,
+        operations: Operations,
+        name: str,
+        *,
+        schema: str | None = None,
+        purge: bool = False,
+        restore: bool = False,
+    ) -> Any:
+        """Lift the guard off the table *name*; *purge* or *restore* decide about its deleted rows."""
+        return operations.invoke(cls([name], schema=schema, purge=purge, restore=restore))
+
+    @classmethod
+    def unguard_tables(
+        cls,
+        operations: Operations,
+        names: Sequence[str],
+        *,
+        schema: str | None = None,
+        purge: bool = False,
+        restore: bool = False,
+    ) -> Any:
+        """Lift the guard off several tables; without *schema*, a name may be `schema.table`."""
+        return operations.invoke(cls(names, schema=schema, purge=purge, restore=restore))
+
+    @classmethod
+    def drop_soft_delete(
+        cls,
+        operations: Operations,
+        name: str,
+        *,
+        schema: str | None = None,
+        purge: bool = False,
+        restore: bool = False,
+    ) -> Any:
+        """Lift the guard off the table *name*: the reverse of `add_soft_delete`."""
+        return operations.invoke(cls([name], schema=schema, purge=purge, restore=restore, mode="soft"))
+
+    def reverse(self) -> MigrateOperation:
+        return GuardOp(self.tables, schema=self.schema, mode=self.mode, unique=self.unique)
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("unguard_tables", self.schema, self.tables)
+
+
+def one_of(value: Any, choices: Sequence[str], name: str) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
