@@ -128,7 +128,8 @@ class GuardedConnection:
         self, decision: Decision, values: list[Any] | None, said: Annotation, *, dry_run: bool
     ) -> Outcome:
         in_block = self._executor.in_transaction
-        outcome = self._executor.run(decision, values, said, dry_run=dry_run)
+        with journal.translated():  # what the table walls raise is of our tree too
+            outcome = self._executor.run(decision, values, said, dry_run=dry_run)
         if not dry_run:
             self._session = gates.advance(self._session, decision)
         if decision.is_write and in_block and outcome.action is not None and not dry_run:
