@@ -58,6 +58,9 @@ def policy_changes(relation: Relation, *, soft: bool) -> list[sql.Composed]:
     wanted = []
     if soft:
         wanted = [*LIVE_ROWS, *([EVERYONE] if ours or not relation.row_security else [])]
+    elif ours and len(there) < len(relation.policies):
+        # Row scopes of policies stay behind, and row-level security with them: others must go on seeing rows.
+        wanted = [EVERYONE]
     statements = [_drop(relation, name) for name in there.keys() - {w.name for w in wanted}]
     for policy in wanted:
         old = there.get(policy.name)
