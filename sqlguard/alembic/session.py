@@ -89,7 +89,8 @@ def _borrowed(driver: psycopg.AsyncConnection[Any]) -> Iterator[psycopg.Connecti
     borrowed.prepare_threshold = None
     # Not this object's to close; psycopg warns of open connections unless they belong to a pool.
     borrowed._pool = None  # noqa: SLF001
-    borrowed.autocommit = pgconn.transaction_status == TransactionStatus.IDLE
+    if pgconn.transaction_status == TransactionStatus.IDLE:
+        borrowed.autocommit = True
     try:
         yield borrowed
     finally:

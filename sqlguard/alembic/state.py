@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from sqlguard.alembic.filters import BOOKKEEPING
+from sqlguard.catalog import BOOKKEEPING_COMMENT
 from sqlguard.postgres import walls_unique
 from sqlguard.postgres.walls_facts import VERSION, Facts, Guarded, Index, Relation, read_facts
 from sqlguard.postgres.walls_policies import policy_changes
@@ -70,7 +71,7 @@ class _Reader:
             root.name,
             guarded.mode,
             guarded.options.get("unique", "partial"),
-            tuple(guarded.options.get("added_columns", ())),
+            tuple(c.name for c in root.columns if c.comment == BOOKKEEPING_COMMENT),
             tuple(i for i in root.indexes if (i.comment or "").startswith(_REPLACES)),
             tuple(self._stale(root, guarded)),
         )
@@ -90,7 +91,7 @@ class _Reader:
             yield "policies"
         if soft and any(relation.column(name) is None for relation in tree for name in BOOKKEEPING):
             yield "columns"
-        if soft and guarded.options.get("unique") == "partial" and self._uniques_differ(root, tree):
+        if soft and guarded.options.get("unique") == "partial" and self._uniques_differ(root):
             yield "unique indexes"
 
     def _triggers_differ(self, relation: Relation) -> bool:
@@ -102,9 +103,5 @@ class _Reader:
         )
         return any(not function.is_same(self.facts.functions.get(function.name)) for function in wanted)
 
-    def _uniques_differ(self, root: Relation, tree: list[Relation]) -> bool:
-        return bool(walls_unique.convertible(self.facts, root)) or any(
-            walls_unique.is_live_only(index) and not index.valid
-            for relation in tree
-            for index in relation.indexes
-        )
+    def _uniques_differ(self, root: Relation) -> bool:
+        return bool(walls_unique.convertible(self.facts, root) or walls_unique.invalid(self.facts, root))

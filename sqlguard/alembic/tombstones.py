@@ -1,11 +1,10 @@
 """
-What becomes of deleted rows when a guard is lifted: refused, purged or restored, all tables of a revision at once.
-
-Without the guard a deleted row would be a row like any other. Purging refuses where anything but the rows that
-go with it still refers to a deleted row, because ON DELETE CASCADE would take live rows along.
+What becomes of deleted rows when a guard is lifted: refused, purged or restored, all tables of an operation at
+once. Without the guard a deleted row would be a row like any other.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -17,10 +16,12 @@ from sqlguard.postgres.walls_facts import Facts, Key, Relation, read_facts
 
 _REFERS = sql.SQL("""
     SELECT count(*) FROM {child} c JOIN {parent} p ON {match}
-    WHERE p.deleted_at IS NOT NULL AND {live}""")
+    WHERE p.deleted_at IS NOT NULL""")
+
+_CHOICE = "say what shall become of them: `op.unguard_table(…, purge=True)` or `restore=True`"
 
 
-def refuse(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
+def refuse(conn: psycopg.Connection[Any], tables: Sequence[str], hint: str = _CHOICE) -> None:
     """Raise GuardError when any of *tables* holds deleted rows; before the first of them is touched."""
     held = []
     for root in _roots(read_facts(conn), tables):
@@ -30,23 +31,21 @@ def refuse(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
         if count:
             held.append(f"`{root.label}` ({count})")
     if held:
-        raise GuardError(
-            f"deleted rows would come back to life in {', '.join(held)}",
-            hint="say what shall become of them: `op.unguard_table(…, purge=True)` or `restore=True`",
-        )
+        raise GuardError(f"deleted rows would come back to life in {', '.join(held)}", hint=hint)
 
 
 def purge(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
-    """Remove the deleted rows of *tables* for good. Raises GuardError where other rows refer to them."""
-    facts = read_facts(conn)
-    roots = _roots(facts, tables)
-    inside = {relation.oid for root in roots for relation in facts.tree(root)}
-    with conn.transaction():
-        for root in roots:
-            for key in facts.keys_to(root):
-                _refuse_references(conn, facts, key, inside)
-        for root in _children_first(facts, roots):
-            conn.execute(sql.SQL("DELETE FROM {} WHERE deleted_at IS NOT NULL").format(_name(root)))
+    """
+    Remove the deleted rows of *tables* for good, as `sqlguard purge` does.
+
+    Raises GuardError where rows stay, because they are on hold or other rows refer to them.
+    """
+    from sqlguard.postgres.purge import purge as remove  # noqa: PLC0415 (Alembic imports us at its start)
+
+    roots = [root.label for root in _roots(read_facts(conn), tables)]
+    if roots:
+        remove(conn, roots, older_than=timedelta(0), reason="the guard is lifted by a migration")
+    refuse(conn, tables, "they are on hold, or other rows refer to them: see `sqlguard purge --dry-run`")
 
 
 def restore(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
@@ -59,7 +58,7 @@ def restore(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
     roots = _roots(facts, tables)
     try:
         with conn.transaction():
-            for root in reversed(_children_first(facts, roots)):
+            for root in roots:
                 conn.execute(
                     sql.SQL(
                         "UPDATE {} SET deleted_at = NULL, deleted_by_agent = NULL WHERE deleted_at IS NOT NULL"
@@ -76,21 +75,6 @@ def restore(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
         ) from None
 
 
-def _refuse_references(conn: psycopg.Connection[Any], facts: Facts, key: Key, inside: set[int]) -> None:
-    child = facts.relations.get(key.child)
-    parent = facts.relations.get(key.parent)
-    if child is None or parent is None or parent.column(DELETED_AT) is None:
-        return
-    goes = key.child in inside and child.column(DELETED_AT) is not None
-    live = sql.SQL("c.deleted_at IS NULL" if goes else "true")
-    count = _count(conn, _refers(child, parent, key, live))
-    if count:
-        raise GuardError(
-            f"{count} rows of `{child.label}` refer to deleted rows of `{parent.label}` (`{key.name}`)",
-            hint="restore the deleted rows, or purge the rows that refer to them in the same operation",
-        )
-
-
 def _refuse_deleted_parent(conn: psycopg.Connection[Any], facts: Facts, key: Key) -> None:
     child = facts.relations.get(key.child)
     parent = facts.relations.get(key.parent)
@@ -99,14 +83,14 @@ def _refuse_deleted_parent(conn: psycopg.Connection[Any], facts: Facts, key: Key
     guarded = facts.guarded.get(facts.root(parent).oid)
     if guarded is None or guarded.mode != "soft" or parent.column(DELETED_AT) is None:
         return
-    if _count(conn, _refers(child, parent, key, sql.SQL("true"))):
+    if _count(conn, _refers(child, parent, key)):
         raise GuardError(
             f"rows of `{child.label}` would be restored whose parents in `{parent.label}` stay deleted",
             hint="restore both tables in one operation",
         )
 
 
-def _refers(child: Relation, parent: Relation, key: Key, live: sql.SQL) -> sql.Composed:
+def _refers(child: Relation, parent: Relation, key: Key) -> sql.Composed:
     pairs = zip(key.ref_columns, key.operators, key.columns, strict=True)
     return _REFERS.format(
         child=_name(child),
@@ -119,7 +103,6 @@ def _refers(child: Relation, parent: Relation, key: Key, live: sql.SQL) -> sql.C
             )
             for ref, operator, column in pairs
         ),
-        live=live,
     )
 
 
@@ -132,27 +115,6 @@ def _roots(facts: Facts, tables: Iterable[str]) -> list[Relation]:
         if relation.label in tables and guarded is not None and guarded.mode == "soft":
             found[root.oid] = root
     return list(found.values())
-
-
-def _children_first(facts: Facts, roots: list[Relation]) -> list[Relation]:
-    """Order *roots* so that what refers comes before what it refers to; cycles are cut where they are met."""
-    wanted = {root.oid: root for root in roots}
-    done: list[Relation] = []
-    met: set[int] = set()
-
-    def visit(root: Relation) -> None:
-        if root.oid in met:
-            return
-        met.add(root.oid)
-        for key in facts.keys_to(root):
-            child = facts.relations.get(key.child)
-            if child is not None and facts.root(child).oid in wanted:
-                visit(facts.root(child))
-        done.append(root)
-
-    for root in roots:
-        visit(root)
-    return done
 
 
 def _name(relation: Relation) -> sql.Identifier:

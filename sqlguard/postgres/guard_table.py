@@ -281,7 +281,10 @@ def _columns_and_uniques(runner: Runner, facts: Facts, choice: _Choice, unique: 
     due = walls_unique.convertible(facts, root) if unique == "partial" else []
     for relation, index in due:
         walls_unique.convert(runner, facts, relation, index)
-    return bool(missing or due)
+    broken = walls_unique.invalid(facts, root)
+    for relation, index in broken:
+        walls_unique.rebuild(runner, relation, index)
+    return bool(missing or due or broken)
 
 
 def _walls(runner: Runner, facts: Facts, root: Relation, modes: dict[int, str], done: set[int]) -> bool:

@@ -39,6 +39,21 @@ def convertible(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
     ]
 
 
+def invalid(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
+    """Return the indexes over live rows that some failed REINDEX or copy has left without force."""
+    return [
+        (relation, index)
+        for relation in facts.tree(root)
+        for index in relation.indexes
+        if is_live_only(index) and not index.valid and relation.kind == "r"
+    ]
+
+
+def rebuild(runner: Runner, relation: Relation, index: Index) -> None:
+    """Build an *invalid* index anew, under its own name."""
+    runner.run_concurrently(sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(_in(relation, index.name)))
+
+
 def unique_notes(facts: Facts, root: Relation, *, convert: bool) -> Iterator[Note]:
     """Say which unique values deleted rows keep, why, and whose ON CONFLICT will need a predicate."""
     for relation in facts.tree(root):
