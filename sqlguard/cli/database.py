@@ -14,7 +14,6 @@ from sqlguard.errors import GuardError, NotConfigured
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
-from sqlguard.postgres.migrate import migrate as run_migrations
 
 #: From so many tables on a progress bar is shown.
 _MANY = 20
@@ -27,6 +26,9 @@ def migrate(*, dsn: Dsn = None, as_json: Json = False) -> None:
 
     Example: sqlguard migrate --dsn postgresql://owner@localhost/shop
     """
+    # Alembic costs a second to import, which no other command should pay.
+    from sqlguard.postgres.migrate import migrate as run_migrations  # noqa: PLC0415
+
     done = run_migrations(operator_dsn(dsn))
     if as_json:
         print_json({"applied": done})

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from sqlguard.cli.output import err, out
-from sqlguard.demo.stage import set_up
 from sqlguard.demo.story import NotSeen, Stage, tell
 
 
@@ -26,6 +25,9 @@ def demo(
 
     Example: sqlguard demo --keep
     """
+    # Alembic costs a second to import, which no other command should pay.
+    from sqlguard.demo.stage import set_up  # noqa: PLC0415
+
     with tempfile.TemporaryDirectory(prefix="sqlguard-demo-", ignore_cleanup_errors=True) as folder:
         try:
             with set_up(Path(folder), out) as stage:
