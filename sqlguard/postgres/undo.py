@@ -11,7 +11,7 @@ A preview is the same run, rolled back. A conflict (a row that somebody changed 
 a parent that is gone) is never overwritten unless the operator says `force`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -23,18 +23,20 @@ from psycopg.types.json import Jsonb
 
 from sqlguard.errors import Refused, UndoConflict
 from sqlguard.postgres.images import Images, pin
+from sqlguard.postgres.undo_conflicts import find_removed
 from sqlguard.postgres.undo_plan import (
     ChangeSet,
     Reference,
     Scope,
     ordered,
     read_actions,
+    read_foreign,
     read_references,
     read_sets,
 )
 from sqlguard.postgres.undo_report import Conflict, Difference, TableCount, UndoReport
 from sqlguard.postgres.undo_sql import Mode, Statements, Work
-from sqlguard.postgres.undo_steps import Done, reverse
+from sqlguard.postgres.undo_steps import KEYLESS, Done, reverse
 from sqlguard.postgres.undo_table import ROW, Target, read_target
 
 Progress = Callable[[int, int], None]
@@ -78,20 +80,11 @@ def undo(  # noqa: PLR0913 (the scope has several forms)
     scope = Scope(task=task, action=action, undo=undo_id, since=since, agent=agent)
     if scope == Scope():
         raise Refused("nothing was named to undo", hint="give a task, an action, a time or an earlier undo")
-    run = _Run(conn, scope, preview=preview, on_conflict=on_conflict, progress=progress)
-    try:
-        return run.attempt(careful=False)
-    except _COLLISIONS:
-        try:
-            return run.attempt(careful=True)
-        except _COLLISIONS as fault:
-            raise UndoConflict(
-                f"the undo is not possible: {fault.diag.message_primary}", detail=fault.diag.message_detail
-            ) from None
+    return Run(conn, scope, preview, on_conflict, progress).carry_out()
 
 
 @dataclass
-class _Run:
+class Run:
     """One undo; an attempt is a transaction of its own."""
 
     conn: psycopg.Connection[Any]
@@ -99,12 +92,26 @@ class _Run:
     preview: bool
     on_conflict: str
     progress: Progress | None
+    read: Callable[[psycopg.Connection[Any], Scope], tuple[list[ChangeSet], bool]] = read_sets
+    take_back: Callable[[Statements, Work], Iterator[Done]] = reverse
     _images: Images = field(init=False)
     _tables: dict[int, Target | None] = field(default_factory=dict)
     #: Columns that are GENERATED ALWAYS AS IDENTITY, of tables where they have to be set.
     _fixed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _differences: list[Difference] = field(default_factory=list)
+
+    def carry_out(self) -> UndoReport:
+        try:
+            return self.attempt(careful=False)
+        except _COLLISIONS:
+            try:
+                return self.attempt(careful=True)
+            except _COLLISIONS as fault:
+                raise UndoConflict(
+                    f"the undo is not possible: {fault.diag.message_primary}",
+                    detail=fault.diag.message_detail,
+                ) from None
 
     def attempt(self, *, careful: bool) -> UndoReport:
         for kept in (self._tables, self._fixed, self._counts, self._differences):
@@ -119,7 +126,7 @@ class _Run:
     def _undo(self, *, careful: bool) -> UndoReport:
         self.conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", _LOCK)
         pin(self.conn)
-        sets, any_at_all = read_sets(self.conn, self.scope)
+        sets, any_at_all = self.read(self.conn, self.scope)
         if not sets:
             return UndoReport(self.scope.as_dict(), preview=self.preview, already_undone=any_at_all)
         path = self._prepare()
@@ -178,10 +185,14 @@ class _Run:
             if (target := self._tables[relid]) is not None
         }
         relids = {s.relid for s in sets}
-        foreign = {relid: self._foreign(relid, sets) for relid in relids}
-        inserted = {r: tuple(s.id for s in sets if s.relid == r and s.op == "insert") for r in relids}
+        foreign = {relid: read_foreign(self.conn, relid, sets) for relid in relids}
+        inserted, deleted = (
+            {r: tuple(s.id for s in sets if s.relid == r and s.op == op) for r in relids}
+            for op in ("insert", "delete")
+        )
         # Functions in checks and domains may count on it, and type names are read by now.
         self.conn.execute("SELECT set_config('search_path', %s, true)", [path])
+        find_removed(self.conn, [s.id for s in sets])
         works = []
         for one in ordered(sets, references):
             target = self._tables[one.relid]
@@ -189,24 +200,14 @@ class _Run:
                 self._impossible(one, "the table is gone")
                 continue
             missing = [k for k in one.key_columns or [] if k not in target.by_name]
-            if missing or not one.key_columns:
+            if missing or not (one.key_columns or one.op in KEYLESS):
                 self._impossible(one, "the table has no key by which its rows could be found")
                 continue
             new = self._next("sqlguard.change_set_id_seq")
             shape = shapes[one.relid, one.shape_id]
-            works.append(Work(one, target, shape, new, foreign[one.relid], inserted[one.relid]))
+            scope = foreign[one.relid], inserted[one.relid], deleted[one.relid]
+            works.append(Work(one, target, shape, new, *scope))
         return works
-
-    def _foreign(self, relid: int, sets: Sequence[ChangeSet]) -> tuple[int, ...]:
-        """Return newer sets on the table that are not in the scope and are still in effect."""
-        own = [s.id for s in sets if s.relid == relid]
-        rows = self.conn.execute(
-            "SELECT c.id FROM sqlguard.change_set c WHERE c.relid = %s AND c.id > %s AND c.id <> ALL (%s)"
-            " AND c.undo_id IS NULL"
-            " AND NOT EXISTS (SELECT FROM sqlguard.undone u WHERE u.change_set_id = c.id)",
-            [relid, min(own), own],
-        )
-        return tuple(r[0] for r in rows)
 
     def _impossible(self, one: ChangeSet, reason: str) -> None:
         self.conn.execute(
@@ -245,7 +246,7 @@ class _Run:
     def _all(self, run: Statements, works: Sequence[Work], undo_id: int, *, total: int) -> None:
         done = 0
         for work in works:
-            for step in reverse(run, work):
+            for step in self.take_back(run, work):
                 self._note(step, undo_id)
             done += work.change.rows
             if self.progress is not None:

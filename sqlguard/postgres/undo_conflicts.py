@@ -5,12 +5,53 @@ Before the change (only these rows are left out then): rows that others refer to
 unique values that are taken. After it: rows that were left over, because somebody had changed them.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
 from psycopg import sql
 
 from sqlguard.postgres.undo_sql import Statements, Work
 from sqlguard.postgres.undo_table import ROW, SRC, Key
 
 _IMAGE = sql.SQL("({}.image)").format(SRC)
+
+
+def find_removed(conn: psycopg.Connection[Any], sets: Sequence[int]) -> None:
+    """Rows whose images were removed for good can't come back, and must not be looked for."""
+    conn.execute(
+        "INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)"
+        " SELECT r.change_set_id, r.id, 'the row was ' || CASE m.kind WHEN 'erase' THEN 'erased' ELSE 'purged' END"
+        " FROM sqlguard.row_change r JOIN sqlguard.removal m ON m.id = r.removal_id"
+        " WHERE r.change_set_id = ANY (%s) ON CONFLICT DO NOTHING",
+        [list(sets)],
+    )
+
+
+def find_deleted_parents(run: Statements, work: Work) -> None:
+    """
+    A deleted row can't come back under a parent that stays deleted; nothing else would notice it.
+
+    Parents come first. One that is still deleted is in the scope, too, when the very same statement deleted it:
+    tables that refer to one another in a circle have no first.
+    """
+    for key in work.target.parents:
+        if not key.parent_soft:
+            continue
+        run.run(
+            work,
+            """
+            INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+            SELECT {old}, {src}.id, {reason} FROM ({rows}) {src} JOIN {table} AS {row} ON {matches}
+            JOIN {parent} AS parent ON {joins}
+            WHERE parent.deleted_at IS NOT NULL
+              AND NOT (parent.deleted_at = {row}.deleted_at AND parent.xmin = {row}.xmin)
+            ON CONFLICT DO NOTHING
+            """,
+            parent=sql.SQL(key.parent_name),
+            joins=key.joins(ROW, sql.Identifier("parent")),
+            reason=sql.Literal(f"the row of `{key.parent_name}` that it refers to is deleted"),
+        )
 
 
 def find_referenced(run: Statements, work: Work) -> None:
@@ -64,6 +105,25 @@ def find_orphans(run: Statements, work: Work) -> None:
             itself=_parent_in_set(key),
             reason=sql.Literal(f"the row of `{key.parent_name}` that it refers to is gone"),
         )
+
+
+def find_disturbed(run: Statements, work: Work) -> None:
+    """A deleted row whose later life had a conflict: somebody else has decided about it since."""
+    run.run(
+        work,
+        """
+        INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+        SELECT {old}, {src}.id, 'the row was changed since' FROM ({rows}) {src}
+        WHERE (SELECT count(*) > 1 FROM pg_temp.sqlguard_conflict) AND {src}.key IN (
+            SELECT k.key FROM pg_temp.sqlguard_conflict x
+            JOIN sqlguard.change_set c ON c.id = x.change_set_id AND c.relid = {relid}
+            JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id
+            CROSS JOIN LATERAL (VALUES (r.key), (r.new_key)) k (key)
+            WHERE k.key IS NOT NULL)
+        ON CONFLICT DO NOTHING
+        """,
+        relid=sql.Literal(work.change.relid),
+    )
 
 
 def find_taken(run: Statements, work: Work) -> None:
@@ -125,14 +185,49 @@ def missing(run: Statements, work: Work, reason: str = "the row is gone") -> Non
         work,
         """
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
-        SELECT {old}, {src}.id, {reason} FROM ({rows}) {src}
+        SELECT {old}, {src}.id, CASE WHEN {purged} THEN 'the row was purged' ELSE {reason} END
+        FROM ({rows}) {src}
         WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})
           AND NOT EXISTS (SELECT FROM sqlguard.row_change r
                           WHERE r.change_set_id = ANY ({inserted}) AND r.key = {src}.key)
         ON CONFLICT DO NOTHING
         """,
         reason=sql.Literal(reason),
+        purged=_purged(run, work),
         inserted=sql.SQL("{}::bigint[]").format(sql.Literal(list(work.inserted))),
+    )
+
+
+def removed_before(run: Statements, work: Work) -> None:
+    """Rows of the set that are not there, and that the rest of the undo would bring back as they once were."""
+    run.run(
+        work,
+        """
+        INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
+        SELECT {old}, {src}.id, 'the row is gone' FROM ({rows}) {src}
+        WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})
+          AND NOT EXISTS (SELECT FROM sqlguard.row_change r
+                          WHERE r.change_set_id = {new} AND r.key = {src}.now_key)
+          AND EXISTS (SELECT FROM sqlguard.row_change r
+                      WHERE r.change_set_id = ANY ({deleted}) AND r.change_set_id < {old}
+                        AND r.key = {src}.now_key)
+        ON CONFLICT DO NOTHING
+        """,
+        deleted=sql.SQL("{}::bigint[]").format(sql.Literal(list(work.deleted))),
+    )
+
+
+def _purged(run: Statements, work: Work) -> sql.Composable:
+    """Return the condition that a purge took the row: it took rows of a soft delete that has the row's key."""
+    return run.fill(
+        """EXISTS (
+            SELECT FROM sqlguard.removed p
+            JOIN sqlguard.change_set c ON c.id = p.change_set_id
+            JOIN sqlguard.change_set k ON k.relid = c.relid AND k.statement_at = c.statement_at
+            JOIN sqlguard.row_change r ON r.change_set_id = k.id
+            WHERE c.relid = {relid} AND k.op = 'soft_delete' AND r.key = {src}.now_key)""",
+        work,
+        relid=sql.Literal(work.change.relid),
     )
 
 

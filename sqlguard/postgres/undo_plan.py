@@ -95,6 +95,8 @@ class ChangeSet:
     depth: int
     undo_id: int | None
     pending: int | None
+    #: Only rows that are in the table sqlguard_chosen of a restore.
+    chosen: bool = False
 
     @property
     def table(self) -> str:
@@ -132,6 +134,18 @@ def read_actions(conn: psycopg.Connection[Any], sets: Sequence[ChangeSet]) -> li
         [[s.id for s in sets]],
     )
     return [r[0] for r in rows]
+
+
+def read_foreign(conn: psycopg.Connection[Any], relid: int, sets: Sequence[ChangeSet]) -> tuple[int, ...]:
+    """Return newer sets on the table that are not among *sets* and are still in effect."""
+    own = [s.id for s in sets if s.relid == relid]
+    rows = conn.execute(
+        "SELECT c.id FROM sqlguard.change_set c WHERE c.relid = %s AND c.id > %s AND c.id <> ALL (%s)"
+        " AND c.undo_id IS NULL"
+        " AND NOT EXISTS (SELECT FROM sqlguard.undone u WHERE u.change_set_id = c.id)",
+        [relid, min(own), own],
+    )
+    return tuple(r[0] for r in rows)
 
 
 def read_references(conn: psycopg.Connection[Any]) -> list[Reference]:

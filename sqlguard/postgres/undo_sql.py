@@ -34,6 +34,8 @@ class Work:
     foreign: tuple[int, ...] = ()
     #: Sets of the scope that inserted into this table: what they inserted is to go anyway.
     inserted: tuple[int, ...] = ()
+    #: Sets of the scope that deleted from this table: what they deleted is to come back anyway.
+    deleted: tuple[int, ...] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -178,6 +180,10 @@ def _source(change: ChangeSet) -> sql.Composable:
             " JOIN sqlguard.undo_skipped s ON s.change_set_id = r.change_set_id AND s.row_change_id = r.id"
             " AND s.undo_id = {}"
         ).format(sql.Literal(change.pending))
+    if change.chosen:
+        skipped += sql.SQL(
+            " JOIN pg_temp.sqlguard_chosen h ON h.change_set_id = r.change_set_id AND h.row_change_id = r.id"
+        )
     return sql.SQL("FROM sqlguard.row_change r{} WHERE r.change_set_id = {}").format(
         skipped, sql.Literal(change.id)
     )

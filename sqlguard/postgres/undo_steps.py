@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from sqlguard.postgres import undo_conflicts as conflicts
+from sqlguard.postgres.undo_keyless import unmark_by_image
 from sqlguard.postgres.undo_sql import Statements, Work
+
+#: What can be taken back without a key: the images tell the rows apart.
+KEYLESS = frozenset({"soft_delete", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ def reverse(run: Statements, work: Work) -> Iterator[Done]:
         case "delete":
             yield from _bring_back(run, work)
         case "soft_delete":
-            yield Done(work, "restore", _unmark(run, work))
+            yield Done(work, "restore", (_unmark if work.keys else unmark_by_image)(run, work))
         case _:
             yield from _revert(run, work)
 
@@ -52,12 +56,16 @@ def _remove(run: Statements, work: Work) -> int:
         """,
     )
     if done < work.change.rows:
-        # A row that is not there any more is what the undo wants.
+        # A row that is not there any more is what the undo wants, unless an older one was in its place.
+        if not run.mode.force:
+            conflicts.removed_before(run, work)
         conflicts.left_over(run, work, "the row was changed since")
     return done
 
 
 def _bring_back(run: Statements, work: Work) -> Iterator[Done]:
+    if not run.mode.force:
+        conflicts.find_disturbed(run, work)
     if run.mode.careful:
         conflicts.find_orphans(run, work)
         if not run.mode.force:
@@ -97,6 +105,7 @@ def _revert(run: Statements, work: Work) -> Iterator[Done]:
 def _unmark(run: Statements, work: Work) -> int:
     if run.mode.careful:
         conflicts.find_taken(run, work)
+    conflicts.find_deleted_parents(run, work)
     kept = _keep(run, work)
     done = run.run(
         work,

@@ -167,6 +167,8 @@ class Target:
 
     def key_of(self, key_columns: Sequence[str], row: sql.Composable) -> sql.Composable:
         """Return the key of *row* as an array of texts, as the capture triggers write it."""
+        if not key_columns:
+            return sql.SQL("NULL::text[]")
         texts = [sql.SQL("{}.{}::text").format(row, sql.Identifier(name)) for name in key_columns]
         return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(texts))
 
