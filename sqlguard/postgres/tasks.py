@@ -23,8 +23,8 @@ from sqlguard.errors import NotConfigured, PolicyError, TaskEnded
 from sqlguard.policy import Policy, policy_from_document
 from sqlguard.postgres import lease_end, leases
 from sqlguard.postgres.control import not_migrated
-from sqlguard.scram import Verifier
 from sqlguard.task import Task
+from sqlguard.wire.scram import Verifier
 
 Connection = psycopg.Connection[Any]
 #: The two halves of the advisory lock that keeps a policy's group alive between reading its name and using it.
@@ -41,7 +41,7 @@ _TASK = f"{_COLUMNS} WHERE id = %s"
 _TASKS = f"{_COLUMNS} ORDER BY opened_at DESC, id"
 _LIVING = f"{_COLUMNS} WHERE state <> 'ended' ORDER BY opened_at DESC, id"
 _POLICY = """
-SELECT version, document, group_role,
+SELECT version, document, group_role, clock_timestamp(),
        ARRAY(SELECT DISTINCT ARRAY[k.key, k.value] FROM sqlguard.policy_table t, jsonb_each_text(t.scope_params) k
              WHERE t.policy = p.name AND t.version = p.version)
 FROM sqlguard.policy p WHERE name = %s ORDER BY version DESC LIMIT 1
@@ -73,6 +73,9 @@ WHERE id = %(task)s AND state = 'opening'
 """
 _STILL_OPEN = "SELECT FROM sqlguard.task WHERE id = %s AND state = 'open' FOR SHARE"
 _LIVE = """
+WITH opened AS (
+    UPDATE sqlguard.task t SET state = 'open'
+    FROM sqlguard.lease l WHERE l.role = %(role)s AND t.id = l.task_id AND t.state = 'opening')
 UPDATE sqlguard.lease l SET state = 'live',
     settings = (SELECT s.setconfig FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
                 WHERE r.rolname = %(role)s AND s.setdatabase = 0)
@@ -147,7 +150,6 @@ def open_task(  # noqa: PLR0913 (what a task is)
         with _abandoned(conn, task.id, role), conn.transaction():
             leases.create_role(conn, _spec(role, group, verifier, task.expires_at))
             conn.execute(_LIVE, {"role": role})
-            conn.execute("UPDATE sqlguard.task SET state = 'open' WHERE id = %s", [task.id])
     return OpenedTask(task, role, password, task.expires_at)
 
 
@@ -261,12 +263,10 @@ def _latest_policy(conn: Connection, name: str, params: Mapping[str, str]) -> tu
     row = conn.execute(_POLICY, [name]).fetchone()
     if row is None:
         raise PolicyError(f"policy `{name}` was never applied", hint=f"run `sqlguard policy apply {name}`")
-    version, document, group, wanted = row
+    version, document, group, now, wanted = row
     _check_parameters(conn, name, params, wanted)
-    now = conn.execute("SELECT clock_timestamp()").fetchone()
-    assert now is not None  # noqa: S101 (a SELECT without FROM has one row)
     policy = policy_from_document(document, f"sqlguard.policy {name}").model_copy(update={"version": version})
-    return _Group(policy, group), now[0]
+    return _Group(policy, group), now
 
 
 def _check_parameters(

@@ -13,7 +13,7 @@ from sqlguard.errors import NotConfigured, PolicyError, TaskEnded
 from sqlguard.postgres import leases, tasks
 from sqlguard.postgres.control import read_login
 from sqlguard.postgres.tasks import OpenedTask
-from sqlguard.scram import Verifier
+from sqlguard.wire.scram import Verifier
 
 
 @pytest.fixture
