@@ -29,13 +29,17 @@ class Agent:
     conn: psycopg.Connection[Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class World:
     """`op` is the operator's connection: the owner of the database, no superuser."""
 
     database: Database
     op: psycopg.Connection[Any]
     agents: list[Agent] = field(default_factory=list)
+
+    def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
+        """Keep hypothesis from printing every connection."""
+        printer.text(f"World({self.database.name!r})")
 
     def task(self, name: str, *, params: dict[str, str] | None = None, agent: str = "bot") -> Agent:
         """Open a task with one lease and log in; the session is in autocommit mode."""

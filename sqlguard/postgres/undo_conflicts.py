@@ -132,8 +132,7 @@ def find_taken(run: Statements, work: Work) -> None:
     wanted = run.fill('SELECT {src}.id AS "sg id", ({src}.image).* FROM ({images}) {src}', work)
     if marked:
         wanted = run.fill(
-            "SELECT {src}.id, {src}.now_key, {row}.* FROM ({rows}) {src} JOIN {table} {row} ON {matches}",
-            work,
+            'SELECT {src}.id AS "sg id", {row}.* FROM ({rows}) {src} JOIN {table} {row} ON {matches}', work
         )
     for unique in work.target.uniques:
         names = [sql.Identifier(f"sg key {n}") for n in range(len(unique.keys))]

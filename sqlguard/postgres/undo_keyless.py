@@ -5,11 +5,13 @@ A row belongs to a soft delete when it has that statement's deleted_at and, but 
 text of an image that the statement left. Of rows with the same text any will do; each image is used once.
 """
 
+from collections.abc import Sequence
+
 from psycopg import sql
 
 from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 from sqlguard.postgres.undo_sql import Statements, Work
-from sqlguard.postgres.undo_table import ROW
+from sqlguard.postgres.undo_table import ROW, Target
 
 
 def unmark_by_image(run: Statements, work: Work) -> int:
@@ -43,17 +45,17 @@ def unmark_by_image(run: Statements, work: Work) -> int:
             SELECT count(*) FROM done
             """,
             work,
-            live=_live(work),
+            live=live_image(work.target, work.shape.columns),
         )
     ).fetchone()
     assert row is not None  # noqa: S101 (an aggregate has one row)
     return int(row[0])
 
 
-def _live(work: Work) -> sql.Composable:
-    """Return the row as its image has it: the columns of that time, not deleted."""
+def live_image(target: Target, names: Sequence[str]) -> sql.Composable:
+    """Return ROW as an image of it has it: with the columns *names*, and not deleted."""
     values: list[sql.Composable] = []
-    for name in work.shape.columns:
-        kept = name in work.target.by_name and name not in (DELETED_AT, DELETED_BY_AGENT)
+    for name in names:
+        kept = name in target.by_name and name not in (DELETED_AT, DELETED_BY_AGENT)
         values.append(sql.SQL("{}.{}").format(ROW, sql.Identifier(name)) if kept else sql.SQL("NULL"))
     return sql.SQL("ROW({})").format(sql.SQL(", ").join(values))

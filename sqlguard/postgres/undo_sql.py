@@ -163,17 +163,18 @@ def _unblocked(change: ChangeSet) -> sql.Composable:
 
 def _rows(change: ChangeSet) -> sql.Composable:
     """Return the rows of the set: id, key at the time before, key at the time after."""
-    return sql.SQL("SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key {}").format(_source(change))
+    return sql.SQL("SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key {}").format(source(change))
 
 
 def _images(work: Work) -> sql.Composable:
     """Return the rows with their images; OFFSET 0 has each text read once, not once a column."""
     return sql.SQL(
         "SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key, r.before::{} AS image {} OFFSET 0"
-    ).format(work.shape.row_type, _source(work.change))
+    ).format(work.shape.row_type, source(work.change))
 
 
-def _source(change: ChangeSet) -> sql.Composable:
+def source(change: ChangeSet) -> sql.Composable:
+    """Return the FROM and WHERE that give the rows of the set that are still to be taken back, as `r`."""
     skipped: sql.Composable = sql.SQL("")
     if change.pending is not None:
         skipped = sql.SQL(

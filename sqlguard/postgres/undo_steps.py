@@ -5,8 +5,8 @@ Each reversal first keeps what it is about to change as a change set of the undo
 an undo can itself be undone. What was not possible is in the table of conflicts afterwards.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from psycopg import sql
 
@@ -100,6 +100,16 @@ def _revert(run: Statements, work: Work) -> Iterator[Done]:
             return
         conflicts.missing(run, work)
         conflicts.left_over(run, work, "the row was changed since")
+
+
+def revert_columns(run: Statements, work: Work, columns: Sequence[str]) -> Done:
+    """Give only *columns* of the rows their old values back, whoever changed the rows' other columns since."""
+    run.advise(work.change.rows)
+    loose = Statements(run.conn, replace(run.mode, force=True))
+    narrow = replace(work, shape=replace(work.shape, columns=tuple(columns)))
+    kept = _keep(loose, narrow)
+    _agree(work, kept, _set(loose, narrow))
+    return Done(work, "update", kept)
 
 
 def _unmark(run: Statements, work: Work) -> int:

@@ -348,3 +348,39 @@ def test_a_rows_life_over_changes_of_its_key(world: World) -> None:
     assert (life[2].before or {})["note"] == "a"
     assert life[2].after is None
     assert history.history(world.op, "app.parent", [19]) == []
+
+
+def test_soft_deleted_rows_come_back_unless_their_place_is_taken(database: Database) -> None:
+    with made_world(database) as world:
+        world.op.execute(SCHEMA)
+        world.grant()
+        world.guard(*TABLES, mode="soft")
+        agent = world.task("t")
+        before = world.contents(*TABLES)
+        mark = "UPDATE app.parent SET deleted_at = statement_timestamp(), deleted_by_agent = 'bot' WHERE id"
+        action = world.act(agent, f"{mark} IN (1, 2, 3, 4)", f"{mark} = 5")
+        assert rows(world.op, "SELECT count(*) FROM app.child WHERE deleted_at IS NOT NULL") == [(15,)]
+        done = undo.undo(world.op, action=action)
+        assert (done.conflicts, world.contents(*TABLES)) == ((), before)
+        assert {(t.table, t.op) for t in done.tables} == {
+            ("app.parent", "restore"),
+            ("app.child", "restore"),
+            ("app.link", "update"),
+        }
+        redone = undo.undo(world.op, undo_id=done.undo)
+        assert undo.undo(world.op, undo_id=redone.undo).conflicts == ()
+        assert world.contents(*TABLES) == before
+
+        action = world.act(agent, f"{mark} IN (1, 2, 3, 4)", f"{mark} = 5")
+        world.op.execute("INSERT INTO app.parent (id, email) VALUES (50, 'e2')")
+        world.op.execute("DELETE FROM app.parent WHERE id = 3")
+        world.op.execute("UPDATE app.parent SET note = 'of the owner' WHERE id = 4")
+        report = undo.undo(world.op, action=action, on_conflict="skip")
+        taken = {str(c) for c in report.conflicts if c.table == "app.parent"}
+        assert len(taken) == 2
+        assert rows(world.op, "SELECT id FROM app.parent WHERE id < 6 AND deleted_at IS NULL ORDER BY 1") == [
+            (1,),
+            (4,),
+            (5,),
+        ]
+        assert rows(world.op, "SELECT note FROM app.parent WHERE id = 4") == [("of the owner",)]
