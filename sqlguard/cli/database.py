@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator, operator_dsn, state
 from sqlguard.cli.output import err, out, print_json, print_rows
-from sqlguard.errors import GuardError, NotConfigured
+from sqlguard.errors import GuardError
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
@@ -170,11 +170,6 @@ def thaw(*, dsn: Dsn = None, as_json: Json = False) -> None:
         print_json({"thawed": ended})
     else:
         out.print(f"thawed: {ended} freeze(s) ended" if ended else "nothing was frozen")
-
-
-def not_there_yet(command: str, instead: str) -> None:
-    """Answer for a command of the contract that this version doesn't have."""
-    raise NotConfigured(f"`sqlguard {command}` is not in this version", hint=instead)
 
 
 def register(app: typer.Typer) -> None:

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from sqlguard.errors import SqlguardError
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+#: Lines are not broken at a width of our own: scripts and copied commands need them whole.
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(value: object) -> object:  # noqa: PLR0911 (one line per type)

@@ -1,5 +1,6 @@
 """`policy check`, `policy apply`, `policy test`, `policy explain`, `policy schema`."""
 
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,9 +10,12 @@ from rich.markup import escape
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.judging import decided, load_policies, policy_paths, read_policy
 from sqlguard.cli.output import out, print_json
+from sqlguard.cli.statements import check as check_statement
 from sqlguard.errors import PolicyError
-from sqlguard.policy import Policy, parse_policy
+from sqlguard.policy import Policy
+from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import policy_apply
 
 group = typer.Typer(help="Policies: what a task may do.", no_args_is_help=True)
@@ -19,25 +23,6 @@ Files = Annotated[
     list[str] | None,
     typer.Argument(help="Policy files, or names of files in the policies folder; default: all."),
 ]
-
-
-def load_policies(names: list[str] | None) -> list[Policy]:
-    """Read policy files by path or name. Raises PolicyError for the first that is missing or broken."""
-    folder = settings.load().policies
-    if not names:
-        paths = sorted(p for p in folder.glob("*.toml") if not p.name.endswith(".cases.toml"))
-        if not paths:
-            raise PolicyError(f"no policy file in `{folder}`", hint="name a file, or set SQLGUARD_POLICIES")
-    else:
-        paths = [Path(n) if n.endswith(".toml") or "/" in n else folder / f"{n}.toml" for n in names]
-    return [_read(path) for path in paths]
-
-
-def _read(path: Path) -> Policy:
-    try:
-        return parse_policy(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as fault:
-        raise PolicyError(f"`{path}` can't be read: {fault}", hint="name an existing policy file") from None
 
 
 @group.command("check")
@@ -108,6 +93,67 @@ def _show(one: dict[str, Any], *, dry_run: bool) -> None:
         out.print(f"applied `{one['policy']}` version {one['version']} ({len(one['statements'])} statements)")
     for warning in one["warnings"]:
         out.print(f"[yellow]warning[/yellow] {escape(warning)}")
+
+
+@group.command("test")
+def run_cases(files: Files = None, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Run the cases beside each policy (NAME.cases.toml: statement and expected verdict). Exit status 1 if one differs.
+
+    Example: sqlguard policy test support --dsn postgresql://owner@localhost/shop
+    """
+    found = settings.load(dsn=dsn).dsn
+    failed, count = [], 0
+    for path in policy_paths(files):
+        policy = read_policy(path)
+        for case in _cases(path.with_suffix(".cases.toml")):
+            count += 1
+            verdict = max(
+                (d.verdict.effect for d in decided(case["sql"], policy, found)), default=Effect.REFUSE
+            )
+            if str(verdict) != case["verdict"]:
+                failed.append({"policy": policy.name, **case, "found": str(verdict)})
+    if as_json:
+        print_json({"cases": count, "failed": failed, "resolved": found is not None})
+    else:
+        for one in failed:
+            out.print(
+                f"{one['policy']}: {one['sql']}\n  expected {one['verdict']}, found {one['found']}",
+                markup=False,
+            )
+        out.print(f"{count - len(failed)} passed, {len(failed)} failed")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _cases(path: Path) -> list[dict[str, str]]:
+    """Read the cases of a policy. Raises PolicyError; no file means no cases."""
+    if not path.is_file():
+        return []
+    try:
+        cases = tomllib.loads(path.read_text(encoding="utf-8")).get("cases", [])
+        return [{"sql": str(c["sql"]), "verdict": str(c["verdict"])} for c in cases]
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as fault:
+        raise PolicyError(
+            f"`{path}` can't be read: {fault}", hint='write [[cases]] with `sql = "…"` and `verdict = "…"`'
+        ) from None
+
+
+@group.command("explain")
+def explain(
+    sql: Annotated[str, typer.Argument(help="One or more SQL statements.")],
+    *,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy file or name; default: the only one in the folder.")
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Say what a policy makes of a statement and which rules decided: `check --why`.
+
+    Example: sqlguard policy explain --policy support "DELETE FROM orders"
+    """
+    check_statement(sql, file=None, policy=policy, why=True, dsn=dsn, as_json=as_json)
 
 
 @group.command("schema")

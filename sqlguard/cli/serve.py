@@ -47,6 +47,7 @@ def serve(
         backend_tls_ca=backend_tls_ca,
         log_level=log_level,
     )
+    settings.host_and_port(configuration.listen)  # raises before anything is started
     _configure_logs(configuration.log_level, as_json=as_json)
     if check:
         found = composition.check(configuration)

@@ -7,17 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from sqlguard import settings
-from sqlguard.catalog import Catalog
 from sqlguard.cli.common import Dsn, Json, operator_dsn
+from sqlguard.cli.judging import decided, load_policies
 from sqlguard.cli.output import err, out, print_json, print_rows
-from sqlguard.cli.policies import load_policies
 from sqlguard.connection import connect
-from sqlguard.gate import Gate, error
+from sqlguard.gate import error
 from sqlguard.plan import Decision, Outcome
-from sqlguard.policy.context import Context
-from sqlguard.postgres.catalog_reader import read_catalog
-from sqlguard.postgres.connect import connect as connect_to
-from sqlguard.statement.model import Session
 
 Sql = Annotated[str | None, typer.Argument(help="One SQL statement; `-` or nothing reads standard input.")]
 TaskOption = Annotated[
@@ -35,6 +30,13 @@ def _text(sql: str | None) -> str:
     return text
 
 
+def _file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise typer.BadParameter(f"`{path}` can't be read: {fault}") from None
+
+
 def check(
     sql: Sql = None,
     *,
@@ -42,36 +44,31 @@ def check(
     policy: Annotated[
         str | None, typer.Option(help="Policy file or name; default: the only one in the folder.")
     ] = None,
-    why: Annotated[bool, typer.Option("--why", help="Name the rules too.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Name the rules too, for people.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """
-    Decide without running anything. With a DSN names are resolved in the database, else only what the text tells.
+    Decide without running anything. With a DSN names are resolved in the database; without one, tables and columns
+    are taken to exist and what could not be resolved is said.
 
     Exit status 0 when all would run, 1 when one is refused, 3 when one needs approval.
 
     Example: sqlguard check --policy support "DELETE FROM orders"
     """
-    text = file.read_text(encoding="utf-8") if file else _text(sql)
+    text = _file(file) if file else _text(sql)
     policies = load_policies([policy] if policy else None)
     if len(policies) != 1:
         raise typer.BadParameter("several policies: name one with --policy")
     found = settings.load(dsn=dsn).dsn
-    catalog = Catalog()
-    if found:
-        with connect_to(found) as conn:
-            catalog = read_catalog(conn)
-    gate = Gate(Context(catalog, policies[0], None))
-    decisions = gate.decide(text, Session(search_path=policies[0].defaults.search_path))
-    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decisions]
+    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decided(text, policies[0], found)]
     if as_json:
         print_json({"statements": documents})
     else:
         for document in documents:
             _say(document)
-    worst = max((int(d.verdict.effect) for d in decisions), default=0)
-    raise typer.Exit({3: 1, 2: 3}.get(worst, 0))
+    verdicts = {document["verdict"] for document in documents}
+    raise typer.Exit(1 if "refuse" in verdicts else 3 if "approve" in verdicts else 0)
 
 
 def _verdict(decision: Decision, *, why: bool, resolved: bool) -> dict[str, Any]:
@@ -101,7 +98,8 @@ def _say(document: dict[str, Any]) -> None:
             out.print(f"  {name}: {', '.join(value) if isinstance(value, list) else value}", markup=False)
     if not document["resolved"]:
         out.print(
-            "  (no database named: table names, columns and functions could not be resolved)", markup=False
+            "  (no database named: columns, keys, views, triggers and own functions could not be resolved)",
+            markup=False,
         )
 
 

@@ -55,14 +55,15 @@ def open_(
 
     Example: sqlguard task open --agent claude --policy support --ttl 15min --param customer_id=42 --json
     """
+    length, params = _ttl(ttl), _parameters(param or [])
     with operator(dsn) as conn:
         opened = tasks.open_task(
             conn,
             agent=agent,
             policy=policy,
-            ttl=_ttl(ttl),
+            ttl=length,
             purpose=purpose,
-            params=_parameters(param or []),
+            params=params,
             agent_version=agent_version,
         )
         document = _document(opened, conn, operator_dsn(dsn))

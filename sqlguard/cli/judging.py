@@ -1,0 +1,52 @@
+"""Policies from files, and what they make of a text, with a database or without."""
+
+from pathlib import Path
+
+from sqlguard import settings
+from sqlguard.errors import PolicyError, SqlguardError
+from sqlguard.gate import Gate, refusal
+from sqlguard.plan import Decision
+from sqlguard.policy import Policy, decide, parse_policy
+from sqlguard.policy.assumed import assumed_catalog
+from sqlguard.policy.context import Context
+from sqlguard.postgres.catalog_reader import read_catalog
+from sqlguard.postgres.connect import connect
+from sqlguard.statement import analyse
+from sqlguard.statement.model import Session
+
+
+def load_policies(names: list[str] | None) -> list[Policy]:
+    """Read policy files by path or name. Raises PolicyError for the first that is missing or broken."""
+    return [read_policy(path) for path in policy_paths(names)]
+
+
+def policy_paths(names: list[str] | None) -> list[Path]:
+    """Return the files meant by paths or names. Raises PolicyError when there is none."""
+    folder = settings.load().policies
+    if names:
+        return [Path(n) if n.endswith(".toml") or "/" in n else folder / f"{n}.toml" for n in names]
+    paths = sorted(p for p in folder.glob("*.toml") if not p.name.endswith(".cases.toml"))
+    if not paths:
+        raise PolicyError(f"no policy file in `{folder}`", hint="name a file, or set SQLGUARD_POLICIES")
+    return paths
+
+
+def read_policy(path: Path) -> Policy:
+    try:
+        return parse_policy(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise PolicyError(f"`{path}` can't be read: {fault}", hint="name an existing policy file") from None
+
+
+def decided(text: str, policy: Policy, dsn: str | None) -> tuple[Decision, ...]:
+    """Return the decisions on *text*, by the database's catalog or, without one, by what the text itself tells."""
+    session = Session(search_path=policy.defaults.search_path)
+    if dsn is not None:
+        with connect(dsn) as conn:
+            return Gate(Context(read_catalog(conn), policy, None)).decide(text, session)
+    context = Context(assumed_catalog(text, policy), policy, None)
+    try:
+        statements = analyse(text, context.catalog, session)
+    except SqlguardError as fault:
+        return (refusal(text, fault),)
+    return tuple(Decision(s, decide(s, session, context), s.text) for s in statements)
