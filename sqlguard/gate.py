@@ -201,11 +201,18 @@ def begin_text(decision: Decision) -> str:
     """
     Return the text that opens a block: with READ WRITE, unless the client asked for READ ONLY.
 
-    The session's default is read only, so that a read outside a block is run as one.
+    The session's default is read only, so that a read outside a block is run as one. The text is made from the
+    modes that were judged, so nothing behind the client's own (a comment, a semicolon) can get in the way.
     """
-    if decision.statement.details.get("read_only") is not None:
-        return decision.text
-    return decision.text.rstrip().rstrip(";") + "\nREAD WRITE"
+    details = decision.statement.details
+    modes = details.get("modes", {})
+    words = ["START TRANSACTION" if details.get("what") == "TRANS_STMT_START" else "BEGIN"]
+    if isolation := modes.get("transaction_isolation"):
+        words.append(f"ISOLATION LEVEL {str(isolation).upper()}")
+    words.append("READ ONLY" if details.get("read_only") else "READ WRITE")
+    if "transaction_deferrable" in modes:
+        words.append("NOT DEFERRABLE" if modes["transaction_deferrable"] in ("0", "off") else "DEFERRABLE")
+    return " ".join(words)
 
 
 def intent(

@@ -1,53 +1,65 @@
 """
 The extended query protocol: Parse, Bind, Describe, Execute, Close, Flush, Sync, in pipelines of any shape.
 
-Decided at Parse, journaled at Execute. Messages keep their names and their order. Outside a block the
-messages up to a Sync are one implicit transaction, and it can be made writable only before anything has run in it: so
-the SET goes in front of its first message. What we put in between runs under the name `_OURS`, is closed at
-once, and its replies are swallowed.
+Decided at Parse, journaled at Execute. Messages keep their names and their order. Outside a block the messages
+up to a Sync are one implicit transaction, and it can be made writable only before anything has run in it: so
+the SET goes in front of its first message. A statement or portal that is not known here was never decided: it is
+answered as if it did not exist.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
-from sqlguard.errors import NotUnderstood, ProtocolViolation, SqlguardError
+from sqlguard.errors import NotUnderstood, SqlguardError
+from sqlguard.gate import Gate
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
-from sqlguard.proxy import packets
-from sqlguard.proxy.relay import REFUSED_TEXT, Expect, Part, Reply
-from sqlguard.proxy.report import CHANGES, affected, dry_run_notice
-from sqlguard.statement.model import Kind
+from sqlguard.proxy import control, own, repeats
+from sqlguard.proxy.names import Names
+from sqlguard.proxy.report import WRITABLE, affected, changes, dry_run_notice, sqlstate
+from sqlguard.statement.model import Kind, Statement
+from sqlguard.wire.messages import Bind, Close, Describe, Flush, Parse, Sync
+from sqlguard.wire.reader import text_at
+from sqlguard.wire.replies import Expect, Part, Reply, refusal, refused_reply
+from sqlguard.wire.reports import error_response
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_OURS = b"sqlguard"
-_FOLLOWED = frozenset(
-    {
-        Kind.SET,
-        Kind.RESET,
-        Kind.DISCARD,
-        Kind.PREPARE,
-        Kind.DEALLOCATE,
-        Kind.DECLARE,
-        Kind.CLOSE,
-        Kind.CREATE_TEMP,
-        Kind.DROP_TEMP,
-        Kind.BEGIN,
-        Kind.COMMIT,
-        Kind.ROLLBACK,
-    }
-)
-PARSE, BIND, DESCRIBE, EXECUTE, CLOSE, FLUSH, SYNC, CALL, TERMINATE = b"PBDECHSFX"
+_PARSE, _BIND, _DESCRIBE, _EXECUTE, _CLOSE, _FLUSH, _SYNC, _CALL = b"PBDECHSF"
+_SYNC_BYTES, _FLUSH_BYTES = Sync().encode(), Flush().encode()
+_EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement as it was decided, and the gate that did."""
+
+    decision: Decision
+    gate: Gate
+
+
+@dataclass(slots=True, eq=False)
 class Portal:
     decision: Decision
-    params: list[str | None]
+    bind: Bind | None = None
     #: Set by the first Execute; a suspended portal is not journaled twice.
     action: int | None = None
+
+    def params(self, encoding: str) -> list[str | None]:
+        """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`."""
+        if self.bind is None:
+            return []
+        values = self.bind.values
+        formats = self.bind.formats or (0,)
+        if len(formats) == 1:
+            formats *= len(values)
+        return [
+            None if value is None else value.decode(encoding, "replace") if form == 0 else "\\x" + value.hex()
+            for value, form in zip(values, formats, strict=True)
+        ]
 
 
 class Extended:
@@ -55,270 +67,385 @@ class Extended:
 
     def __init__(self, session: "AgentSession") -> None:
         self._session = session
-        self._prepared: dict[bytes, Decision] = {}
-        self._pending: dict[bytes, Decision] = {}
-        self._portals: dict[bytes, Portal] = {}
-        #: Nothing has been sent since the last Sync, so the implicit transaction has not begun.
-        self._fresh = True
+        self._statements: Names[Prepared] = Names()
+        self._portals: Names[Portal] = Names()
+        #: Messages have been sent since the last Sync: the implicit transaction may have begun.
+        self.is_open = False
+        #: It may write.
         self._writable = False
+        #: Something of it has failed.
+        self._failed = False
+        #: Actions of it that its Sync will commit.
+        self._actions: list[int] = []
 
     # --- the fast way
 
     def fast(self, kind: int, body: bytes) -> bool:
         """Forward a message that needs no waiting; False for one that does. Raises ProtocolViolation."""
         match kind:
-            case _ if kind == PARSE:
-                return self._fast_parse(body)
-            case _ if kind == BIND:
-                return self._fast_bind(body)
-            case _ if kind == EXECUTE:
-                return self._fast_execute(body)
-            case _ if kind == DESCRIBE:
-                self._send(kind, body, Expect(Reply.DESCRIBE))
-            case _ if kind == CLOSE:
-                self._close(body)
-            case _ if kind == FLUSH:
-                self._session.server.write(packets.FLUSH)
-            case _ if kind == SYNC:
+            case 0x42:  # Bind
+                return self._bind(body)
+            case 0x45:  # Execute
+                return self._execute(body)
+            case 0x53:  # Sync
                 self._sync()
-            case _ if kind == CALL:
-                self._refuse_call()
-            case _ if kind == TERMINATE:
-                self._session.close()
-            case _:
-                raise ProtocolViolation(f"message type {kind!r} is not expected here")
+            case 0x50:  # Parse
+                return self._parse(body)
+            case 0x44:  # Describe
+                self._describe(body)
+            case 0x43:  # Close
+                self._close(body)
+            case 0x48:  # Flush
+                self._session.server.write(_FLUSH_BYTES)
+            case _:  # FunctionCall: any function by its number, with no text to judge (WIRE section 3)
+                fault = NotUnderstood(
+                    "the fast-path function call is not accepted", hint="call functions in SQL"
+                )
+                self._refuse(_CALL, self._session.error(fault))
         return True
 
     def _send(self, kind: int, body: bytes, expect: Expect) -> None:
-        self._session.relay.expect(expect)
-        self._session.server.write(packets.message(bytes([kind]), body))
-        self._fresh = False
+        session = self._session
+        if self._writable:
+            self._watch(expect)
+        session.books.expect(expect)
+        session.server.write(b"%c%b%b" % (kind, (len(body) + 4).to_bytes(4, "big"), body))
+        self.is_open = True
 
-    def _fast_parse(self, body: bytes) -> bool:
-        name, text, types = packets.split_parse(body)
-        decisions = self._session.decide(text)
+    def _watch(self, expect: Expect) -> None:
+        """Note a failure of the transaction in which actions are under way."""
+        then = expect.done
+
+        def done(e: Expect) -> None:
+            if e.failed is not None:
+                self._failed = True
+            if then is not None:
+                then(e)
+
+        expect.done = done
+
+    def _refuse(self, kind: int, error: bytes) -> None:
+        """Have the server fail in place of a message, so that it skips to the Sync as after any error."""
+        expect = Expect(refused_reply(kind), error=error)
+        if self._writable:
+            self._watch(expect)
+        self._session.books.expect(expect)
+        self._session.server.write(refusal(kind))
+        self.is_open = self.is_open or refused_reply(kind) is Reply.PARSE
+
+    def _parse(self, body: bytes) -> bool:
+        session = self._session
+        parse = Parse.decode(body)
+        decisions = session.decide(parse.text)
         refused = gates.first_refused(decisions)
         if refused is not None:
-            error = self._session.refused(refused)
-            self._send(PARSE, b"\0" + REFUSED_TEXT.encode() + b"\0\0\0", Expect(Reply.PARSE, error=error))
+            self._refuse(_PARSE, session.refused(refused))
             return True
-        if len(decisions) == 1 and decisions[0].is_write and not self._writable:
-            return False
-        self._parse(name, text, types, decisions)
-        return True
-
-    def _parse(self, name: bytes, text: bytes, types: bytes, decisions: tuple[Decision, ...]) -> None:
-        if len(decisions) != 1:
+        if len(decisions) > 1:
             # PostgreSQL takes one statement here and says so itself; nothing of it can run.
-            self._send(PARSE, name + b"\0" + text + b"\0" + types, Expect(Reply.PARSE))
-            return
-        decision = decisions[0]
-        if decision.kind is Kind.BEGIN:
-            text = gates.begin_text(decision).encode(self._session.encoding)
-        elif decision.rewritten:
-            text = decision.text.encode(self._session.encoding)
-        self._pending[name] = decision
-        expect = Expect(
-            Reply.PARSE, position=decision.position, done=lambda e: self._parsed(name, decision, e)
-        )
-        self._send(PARSE, name + b"\0" + text + b"\0" + types, expect)
-
-    def _parsed(self, name: bytes, decision: Decision, expect: Expect) -> None:
-        if self._pending.get(name) is decision:
-            del self._pending[name]
-        if expect.failed is None:
-            self._prepared[name] = decision
-
-    def _lookup(self, name: bytes) -> Decision | None:
-        """Return what a statement name means to the server when this message reaches it."""
-        if name in self._pending:
-            return self._pending[name]
-        if name in self._prepared:
-            return self._prepared[name]
-        inner = self._session.state.prepared.get(name.decode(self._session.encoding, "replace"))
-        return Decision(inner, Verdict(Effect.ALLOW), inner.text) if inner else None
-
-    def _fast_bind(self, body: bytes) -> bool:
-        portal, name, values, formats = packets.split_bind(body)
-        decision = self._lookup(name)
-        if decision is not None and decision.is_write and not self._writable:
+            self._send(_PARSE, body, Expect(Reply.PARSE))
+            return True
+        decision = decisions[0] if decisions else _EMPTY
+        if decision.is_write and not self._writable:
             return False
-        self._bind(body, portal, decision, _texts(values, formats, self._session.encoding))
+        self._prepare(parse, body, decision)
         return True
 
-    def _bind(self, body: bytes, portal: bytes, decision: Decision | None, params: list[str | None]) -> None:
-        if decision is not None:
-            self._portals[portal] = Portal(decision, params)
+    def _prepare(self, parse: Parse, body: bytes, decision: Decision) -> None:
+        session = self._session
+        text = gates.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
+        if decision.rewritten or decision.kind is Kind.BEGIN:
+            changed = Parse(parse.statement, text.encode(session.encoding), parse.parameter_types)
+            body = changed.encode()[5:]
+        prepared = Prepared(decision, session.gate)
+        name = parse.statement
+        made = self._statements.make(name, prepared)
+
+        def done(expect: Expect) -> None:
+            made(expect)
+            if expect.failed is None and name:
+                # SQL's EXECUTE knows it too.
+                session.memory.prepared(name.decode(session.encoding, "replace"), decision)
+
+        self._send(_PARSE, body, Expect(Reply.PARSE, position=decision.position, done=done))
+
+    def _find_statement(self, name: bytes) -> Prepared | None:
+        found = self._statements.find(name)
+        if found is not None or not name:
+            return found
+        inner = self._session.memory.state.prepared.get(name.decode(self._session.encoding, "replace"))
+        if inner is None:
+            return None
+        decision = Decision(inner, Verdict(Effect.ALLOW), inner.text, tag=inner.details.get("execute_tag"))
+        return Prepared(decision, self._session.gate)
+
+    def _bind(self, body: bytes) -> bool:
+        session = self._session
+        portal, at = text_at(body, 0)
+        name, _ = text_at(body, at)
+        prepared = self._find_statement(name)
+        if prepared is None:
+            self._refuse(_BIND, self._missing("26000", "prepared statement", name))
+            return True
+        decision = prepared.decision
+        if prepared.gate is not session.gate and (error := self._stale(decision)) is not None:
+            self._refuse(_BIND, error)
+            return True
+        if not decision.is_write:
+            bound = Portal(decision)
+        elif self._writable:
+            bound = Portal(decision, Bind.decode(body))
         else:
-            self._portals.pop(portal, None)
-        self._send(BIND, body, Expect(Reply.BIND))
-
-    def _fast_execute(self, body: bytes) -> bool:
-        name, _ = packets.cstring(body, 0)
-        portal = self._portals.get(name)
-        if portal is not None and (portal.decision.is_write or portal.decision.kind in _FOLLOWED):
             return False
-        self._send(EXECUTE, body, Expect(Reply.EXECUTE))
+        self._send(_BIND, body, Expect(Reply.BIND, done=self._portals.make(portal, bound)))
         return True
+
+    def _stale(self, decision: Decision) -> bytes | None:
+        """
+        Judge again what was prepared before the catalog changed; return the error if it can't run as prepared.
+
+        A statement that would now be another text has to be prepared again, as PostgreSQL says it of a changed
+        result type, and drivers know what to do.
+        """
+        session = self._session
+        if decision.kind is Kind.EMPTY:
+            return None
+        now = session.gate.decide(decision.statement.text, session.memory.state)
+        refused = gates.first_refused(now)
+        if refused is not None:
+            return session.refused(refused)
+        if len(now) != 1 or now[0].text != decision.text or now[0].is_write != decision.is_write:
+            text = "cached plan must not change result type"
+            return error_response(
+                "ERROR", "0A000", text, hint="prepare the statement again", encoding=session.encoding
+            )
+        return None
+
+    def _missing(self, sqlstate: str, what: str, name: bytes) -> bytes:
+        encoding = self._session.encoding
+        shown = f'{what} "{name.decode(encoding, "replace")}"' if name else f"unnamed {what}"
+        return error_response("ERROR", sqlstate, f"{shown} does not exist", encoding=encoding)
+
+    def _execute(self, body: bytes) -> bool:
+        name, _ = text_at(body, 0)
+        portal = self._find_portal(name)
+        if portal is None:
+            self._refuse(_EXECUTE, self._missing("34000", "portal", name))
+            return True
+        decision = portal.decision
+        if decision.is_write or control.is_followed(decision):
+            return False
+        self._send(_EXECUTE, body, Expect(Reply.EXECUTE))
+        return True
+
+    def _find_portal(self, name: bytes) -> Portal | None:
+        found = self._portals.find(name)
+        if found is not None or not name:
+            return found
+        # SQL's cursors are portals too.
+        declared = self._session.memory.state.cursors.get(name.decode(self._session.encoding, "replace"))
+        return None if declared is None else Portal(Decision(declared, Verdict(Effect.ALLOW), declared.text))
+
+    def _describe(self, body: bytes) -> None:
+        Describe.decode(body)
+        self._send(_DESCRIBE, body, Expect(Reply.DESCRIBE))
 
     def _close(self, body: bytes) -> None:
-        name, _ = packets.cstring(body, 1)
-        if body[:1] == b"S":
-            self._prepared.pop(name, None)
-            self._pending.pop(name, None)
-        else:
-            self._portals.pop(name, None)
-        self._send(CLOSE, body, Expect(Reply.CLOSE))
+        session = self._session
+        close = Close.decode(body)
+        forget = (self._portals if close.is_portal else self._statements).close(close.name)
+
+        def done(expect: Expect) -> None:
+            forget(expect)
+            if expect.failed is None and not close.is_portal:
+                session.memory.deallocated(close.name.decode(session.encoding, "replace"))
+
+        self._send(_CLOSE, body, Expect(Reply.CLOSE, done=done))
 
     def _sync(self) -> None:
-        self._session.relay.expect(Expect(Reply.SYNC, done=self._synced))
-        self._session.server.write(packets.SYNC)
-        self._fresh, self._writable = True, False
-
-    def _synced(self, expect: Expect) -> None:
         session = self._session
-        self._pending.clear()
+        done: Callable[[Expect], None] | None = None
+        if self._actions or self._writable or self._portals.is_used or session.memory.is_open:
+            mine, self._actions = self._actions, []
+
+            def done(expect: Expect) -> None:
+                self._synced(expect, mine)
+
+        session.books.expect(Expect(Reply.SYNC, done=done))
+        session.server.write(_SYNC_BYTES)
+        if not session.books.is_copying_in:
+            self.is_open = self._writable = False
+
+    def _synced(self, expect: Expect, actions: list[int]) -> None:
+        """A Sync is answered: outside a block it has ended the transaction of what came before it."""
+        session = self._session
+        failed, self._failed = self._failed or expect.failed is not None, False
+        session.open_actions += [(action, {}) for action in actions]
         if not session.in_block:
-            session.settle("committed" if expect.failed is None and not self._failed else "failed", {})
+            session.settle("failed" if failed else "committed", {})
+            session.memory.end(committed=not failed)
             self._portals.clear()
-        self._failed = False
 
-    _failed = False
-
-    def _refuse_call(self) -> None:
-        """The fast-path call runs any function by its number, with no text to judge (WIRE section 3)."""
-        fault = NotUnderstood("the fast-path function call is not accepted", hint="call functions in SQL")
-        error = packets.error(fault, encoding=self._session.encoding)
-        self._session.relay.expect(Expect(Reply.QUERY, error=error))
-        self._session.server.write(packets.query(REFUSED_TEXT.encode()))
-
-    def follow(self, decision: Decision) -> None:
-        """Forget statements that SQL has deallocated."""
-        if decision.kind is Kind.DISCARD or (
-            decision.kind is Kind.DEALLOCATE and not decision.statement.subject
-        ):
-            self._prepared.clear()
-        elif decision.kind is Kind.DEALLOCATE and decision.statement.subject:
-            self._prepared.pop(decision.statement.subject.encode(self._session.encoding), None)
+    def interrupted(self) -> None:
+        """A Query came before the Sync: it ends the implicit transaction."""
+        self.is_open = self._writable = False
 
     # --- the slow way
 
     async def slow(self, kind: int, body: bytes) -> None:
         """Handle a message that `fast` left: a write on its way in, or what the session must follow."""
         session = self._session
+        if kind == _EXECUTE:
+            await self._execute_slowly(body)
+            return
         await session.barrier()
-        if kind == EXECUTE:
-            await self._execute(body)
+        if session.books.is_skipping:
             return
         await self._make_writable()
-        if not self.fast(kind, body):
-            raise ProtocolViolation("the message could not be handled")
+        if session.books.is_skipping:
+            return
+        self.fast(kind, body)
 
     async def _make_writable(self) -> None:
         """See to it that the transaction that the next message runs in may write."""
         session = self._session
+        if not session.in_block:
+            if self.is_open:
+                # Only reads have run in this implicit transaction: end it, and begin one that may write.
+                session.books.expect(Expect(Reply.SYNC, swallow=True))
+                session.server.write(_SYNC_BYTES)
+                await session.barrier()
+            own.send(session, WRITABLE)
+            self.is_open = True
         self._writable = True
-        if session.in_block or session.relay.skipping:
-            return
-        if not self._fresh:
-            # Only reads have run in this implicit transaction: end it, and begin one that may write.
-            session.relay.expect(Expect(Reply.SYNC, swallow=True))
-            session.server.write(packets.SYNC)
+
+    async def _execute_slowly(self, body: bytes) -> None:
+        session = self._session
+        name, _ = text_at(body, 0)
+        portal = self._find_portal(name)
+        assert portal is not None  # noqa: S101 (`fast` has looked)
+        if not portal.decision.is_write:
             await session.barrier()
-        self._ours(b"SET transaction_read_only = off")
-
-    def _ours(self, text: bytes, *, execute: Expect | None = None) -> Expect:
-        """Run a statement of ours in the pipeline; its replies are swallowed but for what *execute* says."""
-        session = self._session
-        execute = execute or Expect(Reply.EXECUTE, swallow=True)
-        session.relay.expect(Expect(Reply.PARSE, swallow=True))
-        session.relay.expect(Expect(Reply.BIND, swallow=True))
-        session.relay.expect(execute)
-        session.relay.expect(Expect(Reply.CLOSE, swallow=True))
-        session.relay.expect(Expect(Reply.CLOSE, swallow=True))
-        session.server.write(packets.utility(_OURS, text))
-        self._fresh = False
-        return execute
-
-    async def _execute(self, body: bytes) -> None:
-        session = self._session
-        name, _ = packets.cstring(body, 0)
-        portal = self._portals.get(name)
-        if (
-            portal is None
-            or session.relay.skipping
-            or (portal.decision.is_write and session.relay.status == b"E")
-        ):
-            self._send(EXECUTE, body, Expect(Reply.EXECUTE))
+            if not session.books.is_skipping:
+                await self._control(portal.decision, body)
             return
-        decision = portal.decision
-        if not decision.is_write:
-            await self._control(decision, body)
+        if session.books.is_skipping or session.books.status == b"E":
+            self._send(_EXECUTE, body, Expect(Reply.EXECUTE))
             return
-        if portal.action is None and not await self._journal(portal):
+        is_first = portal.action is None
+        if is_first and not await self._journal(portal):
             return
+        if session.books.is_skipping:
+            # What came before it has failed meanwhile.
+            self._failed = True
+            return
+        if is_first:
+            own.send(session, f"SET sqlguard.action = '{portal.action}'")
         if session.dry:
             await self._dry(portal, body)
-            return
-        expect = Expect(Reply.EXECUTE, tags=(decision.tag,), position=decision.position, done=self._executed)
-        self._send(EXECUTE, body, expect)
+        elif is_first and session.said(portal.decision).idempotency_key:
+            await repeats.extended(session, portal, body)
+        else:
+            self.send_execute(portal, body)
+
+    def send_execute(self, portal: Portal, body: bytes, expect: Expect | None = None) -> Expect:
+        """Send the Execute of a write, with the tag and positions that the client must see."""
+        expect = expect or Expect(Reply.EXECUTE)
+        expect.tags = (portal.decision.tag,)
+        expect.position = portal.decision.position
+        self._send(_EXECUTE, body, expect)
+        return expect
+
+    def refuse_execute(self, fault: SqlguardError) -> None:
+        """Answer an Execute with *fault*."""
+        self._refuse(_EXECUTE, self._session.error(fault))
 
     async def _journal(self, portal: Portal) -> bool:
-        """Commit the intent and tell the capture triggers its number; False when it could not be."""
+        """Commit the intent; False when it could not be, and the client has been told."""
         session = self._session
         try:
-            portal.action = await session.record(portal.decision, portal.params)
+            portal.action = await session.record(portal.decision, portal.params(session.encoding))
         except SqlguardError as fault:
-            error = packets.error(fault, encoding=session.encoding)
-            self._send(PARSE, b"\0" + REFUSED_TEXT.encode() + b"\0\0\0", Expect(Reply.PARSE, error=error))
+            self.refuse_execute(fault)
             return False
-        session.open_actions.append((portal.action, {}))
-        self._ours(b"SET sqlguard.action = '%d'" % portal.action)
+        self._actions.append(portal.action)
         return True
-
-    def _executed(self, expect: Expect) -> None:
-        if expect.failed is not None:
-            self._failed = True
 
     async def _control(self, decision: Decision, body: bytes) -> None:
         session = self._session
+        was_in_block = session.in_block
         expect = Expect(Reply.EXECUTE, tags=(decision.tag,))
-        if decision.kind is Kind.COMMIT and session.dry_block:
+        if decision.kind is Kind.COMMIT and session.dry_block and session.books.status == b"T":
             expect.tags = ("COMMIT",)
-            await session.end_dry_block()
-            self._ours(b"ROLLBACK", execute=expect)
+            if not await self._end_preview():
+                return
+            own.send(session, "ROLLBACK", execute=expect)
         else:
-            self._send(EXECUTE, body, expect)
+            self._send(_EXECUTE, body, expect)
         await session.barrier()
-        if expect.failed is None and decision.kind in (Kind.BEGIN, Kind.COMMIT, Kind.ROLLBACK):
-            # In a pipeline the ReadyForQuery that says so comes only after the next messages.
-            chained = decision.statement.details.get("chain")
-            session.relay.status = b"T" if decision.kind is Kind.BEGIN or chained else b"I"
-        session.followed(decision, expect)
+        if expect.failed is None:
+            self._note_status(decision, expect)
+        if was_in_block and not session.in_block:
+            session.open_actions += [(action, {}) for action in self._actions]
+            self._actions.clear()
+            self._portals.clear()
+            self.interrupted()
+        session.followed(decision, expect, was_in_block=was_in_block)
+
+    def _note_status(self, decision: Decision, expect: Expect) -> None:
+        """Follow the transaction's state: in a pipeline the ReadyForQuery that tells it comes only later."""
+        books = self._session.books
+        if decision.kind is Kind.BEGIN:
+            books.status = b"T"
+        elif decision.kind in (Kind.COMMIT, Kind.ROLLBACK):
+            books.status = b"I"
+        elif decision.kind is Kind.ROLLBACK_TO and expect.tag == b"ROLLBACK":
+            books.status = b"T"
+
+    async def _end_preview(self) -> bool:
+        """Tell what a block of a dry run would have changed; False if its COMMIT would have failed."""
+        session = self._session
+        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
+        report = own.send(session, changes())
+        await session.barrier()
+        if report.failed is not None:
+            return False
+        session.client.write(dry_run_notice(report.captured, None, session.encoding))
+        return True
 
     async def _dry(self, portal: Portal, body: bytes) -> None:
         """Run, force deferred constraints, read what changed, roll back; then tell."""
         session = self._session
-        decision = portal.decision
-        held = Expect(Reply.EXECUTE, parts=(Part.HOLD,), tags=(decision.tag,), position=decision.position)
-        self._send(EXECUTE, body, held)
-        self._ours(b"SET CONSTRAINTS ALL IMMEDIATE")
-        report = self._ours(CHANGES.encode(), execute=Expect(Reply.EXECUTE, parts=(Part.CAPTURE,)))
-        if not session.in_block:
-            self._ours(b"ROLLBACK")
+        await session.barrier()
+        savepoint = session.in_block and not session.dry_block
+        if savepoint:
+            own.send(session, "SAVEPOINT sqlguard_preview")
+        held = self.send_execute(portal, body, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
+        report = own.send(session, changes(portal.action))
+        if savepoint:
+            own.send(session, "ROLLBACK TO sqlguard_preview")
+            own.send(session, "RELEASE sqlguard_preview")
+        elif not session.in_block:
+            own.send(session, "ROLLBACK")
         await session.barrier()
         action = portal.action or 0
-        session.open_actions = [a for a in session.open_actions if a[0] != action]
-        if held.failed is not None or report.failed is not None:
-            session.operator.event(action, "failed", {})
+        self._actions = [other for other in self._actions if other != action]
+        if report.failed is not None:
+            session.operator.event(action, "failed", {"sqlstate": sqlstate(held.failed or report.failed)})
             return
-        session.operator.event(action, "previewed", {"affected": affected(report.captured)})
+        if not session.in_block:
+            # Our ROLLBACK has ended the implicit transaction.
+            self.interrupted()
+            self._portals.clear()
+        found = affected(report.captured, session.encoding)
+        session.operator.event(action, "previewed", {"affected": found})
         session.client.write(dry_run_notice(report.captured, action, session.encoding) + held.held)
 
-
-def _texts(values: list[bytes | None], formats: list[int], encoding: str) -> list[str | None]:
-    """Return parameters as the journal keeps them: text as it is, binary as `\\x…`."""
-    return [
-        None if value is None else value.decode(encoding, "replace") if form == 0 else "\\x" + value.hex()
-        for value, form in zip(values, formats, strict=False)
-    ]
+    def follow(self, decision: Decision) -> None:
+        """Forget statements that SQL has deallocated."""
+        statement = decision.statement
+        if decision.kind is Kind.DEALLOCATE and statement.subject:
+            self._statements.forget(statement.subject.encode(self._session.encoding))
+        elif decision.kind is Kind.DEALLOCATE or statement.details.get("target") == "DISCARD_ALL":
+            self._statements.clear()

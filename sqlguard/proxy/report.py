@@ -1,36 +1,75 @@
 """What the proxy adds around a write: the settings before it, and the report of a dry run after it."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from sqlguard.proxy import packets
+from sqlguard.plan import Decision
+from sqlguard.wire.messages import DataRow
+from sqlguard.wire.reports import fields_of, notice_response
 
-#: One JSON document per table and operation that the current transaction changed.
-CHANGES = (
-    "SELECT json_build_object('table', schema_name || '.' || table_name, 'op', op, 'rows', sum(rows)::bigint)"
-    " FROM sqlguard.transaction_changes() GROUP BY schema_name, table_name, op ORDER BY min(id)"
+#: The first SET is possible because nothing has run yet: the session's default is read only.
+WRITABLE = "SET transaction_read_only = off"
+_HEADER_BYTES = 5
+
+
+def claim(action: int) -> str:
+    """Return what tells the capture triggers which action the next changes belong to."""
+    return f"SET LOCAL sqlguard.action = '{action:d}'"
+
+
+_CHANGES = (
+    "SELECT pg_catalog.json_build_object('table', c.schema_name || '.' || c.table_name, 'op', c.op,"
+    " 'rows', pg_catalog.sum(c.rows)::bigint)"
+    " FROM sqlguard.transaction_changes() WITH ORDINALITY"
+    " AS c (action_id, schema_name, table_name, op, rows, n) WHERE {only}"
+    " GROUP BY c.schema_name, c.table_name, c.op ORDER BY pg_catalog.min(c.n)"
 )
 
 
-def prologue(action: int, *, own: bool) -> list[str]:
-    """
-    Return the statements that go before a write: *own* when it is in no block of the client's.
-
-    The session's default is read only; the first SET is possible because nothing has run yet.
-    """
-    before = [f"SET LOCAL sqlguard.action = '{action:d}'; "]
-    return ["SET transaction_read_only = off; ", *before] if own else before
+def changes(action: int | None = None) -> str:
+    """Return the query for what the transaction (or one action of it) changed: one JSON document per line."""
+    return _CHANGES.format(only="true" if action is None else f"c.action_id = {action:d}")
 
 
-def affected(captured: list[bytes]) -> list[dict[str, Any]]:
-    """Read the rows that `CHANGES` gave."""
-    return [json.loads(column) for row in captured if (column := packets.row(row)[0]) is not None]
+def first_columns(captured: list[bytes]) -> list[bytes | None]:
+    """Return the first column of each DataRow message."""
+    return [DataRow.decode(row[_HEADER_BYTES:]).values[0] for row in captured]
 
 
-def dry_run_notice(captured: list[bytes], action: int, encoding: str) -> bytes:
+def affected(captured: list[bytes], encoding: str) -> list[dict[str, Any]]:
+    """Read the rows that `changes` gave."""
+    return [json.loads(column.decode(encoding)) for column in first_columns(captured) if column is not None]
+
+
+def dry_run_notice(captured: list[bytes], action: int | None, encoding: str) -> bytes:
     """Return the NOTICE that reports a dry run: a line for people, the same as JSON in its DETAIL."""
-    changes = affected(captured)
-    total = sum(change["rows"] for change in changes)
-    told = ", ".join(f"{c['rows']} {c['op']} in {c['table']}" for c in changes) or "no rows"
-    document = json.dumps({"action": action, "affected_rows": total, "affected": changes})
-    return packets.notice(f"dry run, rolled back: {told}", detail=document, encoding=encoding)
+    found = affected(captured, encoding)
+    total = sum(change["rows"] for change in found)
+    told = ", ".join(f"{c['rows']} {c['op']} in {c['table']}" for c in found) or "no rows"
+    document = json.dumps({"action": action, "affected_rows": total, "affected": found})
+    return notice_response(
+        "NOTICE", "00000", f"dry run, rolled back: {told}", detail=document, encoding=encoding
+    )
+
+
+def behind(before: list[str], decision: Decision) -> Callable[[int], int | None]:
+    """Map an error position in the message that was sent to the client's own text."""
+    shift = sum(len(text) + len("; ") for text in before)
+
+    def position(place: int) -> int | None:
+        own = place - shift
+        if own < 1:
+            return None
+        return decision.position(own) if decision.position else own
+
+    return position
+
+
+def nowhere(_: int) -> None:
+    """Drop the position of an error: it would point into a text that the client has not sent."""
+
+
+def sqlstate(failed: bytes) -> str:
+    """Return the code of an ErrorResponse; that of a statement that was skipped is empty."""
+    return fields_of(failed).get(b"C", b"").decode("ascii", "replace") if failed else ""

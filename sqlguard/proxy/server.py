@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,20 @@ from typing import Any
 import structlog
 
 from sqlguard import settings as configuration
-from sqlguard.errors import NotConfigured, ProtocolViolation, SqlguardError, TaskEnded
-from sqlguard.proxy import packets
+from sqlguard.errors import DatabaseUnavailable, NotConfigured, ProtocolViolation, SqlguardError, TaskEnded
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
-from sqlguard.proxy.certificate import end_point_hash
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.proxy.startup import Cancel, Door, Welcome
 from sqlguard.settings import Settings
+from sqlguard.wire.channel_binding import end_point_hash
+from sqlguard.wire.messages import AuthenticationOk, ParameterStatus, ReadyForQuery
+from sqlguard.wire.reports import from_error
 
 log = structlog.get_logger()
-AUTHENTICATED = packets.message(b"R", b"\0\0\0\0")
 #: Tells the Python door that this connection is guarded already.
-MARK = packets.message(b"S", b"sqlguard_proxy\0on\0")
+MARK = ParameterStatus(b"sqlguard_proxy", b"on").encode()
 
 
 class TooManyClients(SqlguardError):
@@ -51,10 +51,10 @@ class Server:
         self._door = Door(
             operator,
             operator.database,
+            secrets.token_bytes(32),
             tls,
             tls_required=settings.tls_required,
             binding=binding,
-            mock=secrets.token_bytes(32),
         )
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
@@ -135,50 +135,72 @@ class Server:
         """Welcome a client; whatever is wrong with it ends here."""
         try:
             self._make_room()
+            await self._welcome(side)
+        except Cancel as asked:
+            with contextlib.suppress(SqlguardError):
+                await cancel(self._address, asked.request)
+        except LoginFailed as fault:
+            side.write(fault.response)
+        except SqlguardError as fault:
+            log.info("client refused", error=fault.message, sqlstate=fault.sqlstate)
+            side.write(from_error(fault, severity="FATAL"))
+        except (Closed, OSError):
+            pass
+        except Exception:
+            log.exception("client failed")
+        else:
+            return
+        side.close()
+
+    async def _welcome(self, side: Side) -> None:
+        """Lead a client into its session. Raises what `_serve` knows."""
+        welcome: Welcome | None = None
+        try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 welcome = await self._door.welcome(side)
                 backend = await self._log_in(welcome)
-            self._join(side, welcome, backend)
-        except Cancel as request:
-            with contextlib.suppress(SqlguardError, Closed):
-                await cancel(self._address, request.request)
-            side.close()
-        except LoginFailed as fault:
-            side.write(fault.response)
-            side.close()
-        except SqlguardError as fault:
-            log.info("client refused", error=fault.message, sqlstate=fault.sqlstate)
-            side.write(packets.error(fault, severity="FATAL"))
-            side.close()
-        except (Closed, TimeoutError, OSError):
-            side.close()
-        except Exception:
-            log.exception("client failed")
-            side.close()
+        except TimeoutError:
+            if welcome is None:
+                raise Closed from None  # a client that takes its time is told nothing, as by PostgreSQL
+            raise DatabaseUnavailable("PostgreSQL did not answer the login in time") from None
+        self._join(side, welcome, backend)
 
     def _make_room(self) -> None:
         if len(self._clients) > self._settings.max_clients:
             raise TooManyClients("the proxy has as many clients as it takes")
 
     async def _log_in(self, welcome: Welcome) -> Backend:
-        # As a start-up parameter it is also what RESET and DISCARD ALL go back to.
-        parameters = {**welcome.parameters, "default_transaction_read_only": "on"}
-        return await log_in(self._address, parameters, welcome.minor, welcome.client_key, welcome.server_key)
+        request = welcome.request
+        parameters = (
+            (b"user", request.user),
+            (b"database", request.database),
+            *request.parameters,
+            # As a start-up parameter it is also what RESET and DISCARD ALL go back to.
+            (b"default_transaction_read_only", b"on"),
+        )
+        return await log_in(self._address, parameters, welcome.protocol, welcome.keys)
 
     def _join(self, side: Side, welcome: Welcome, backend: Backend) -> None:
-        session = AgentSession(side, backend.side, welcome.login, self._operator, backend.pid)
+        session = AgentSession(
+            side,
+            backend.side,
+            welcome.login,
+            self._operator,
+            server_pid=backend.pid,
+            max_message_bytes=self._settings.max_message_bytes,
+        )
         side.other, backend.side.other = backend.side, side
         side.write(
-            AUTHENTICATED
+            welcome.answer
+            + AuthenticationOk().encode()
             + session.greeting(backend.statuses)
             + MARK
             + b"".join(backend.notices)
             + backend.key_data
-            + packets.message(b"Z", b"I")
+            + ReadyForQuery(b"I").encode()
         )
-        for name, value in welcome.parameters.items():
-            session.follow_setting(name.lower(), value)
-        splitter = packets.FrameSplitter(self._settings.max_message_bytes)
+        for setting in welcome.request.settings:
+            session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
         self._live.add(session)
         timer = _Timer(session, self._operator)
 
@@ -187,20 +209,20 @@ class Server:
             self._live.discard(session)
             session.close()
 
-        def from_client(data: bytes) -> None:
-            try:
-                session.from_client(splitter.feed(data))
-            except ProtocolViolation as fault:
-                session.fatal(fault)
+        def guarded(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
+            def deliver(data: bytes) -> None:
+                try:
+                    take(data)
+                except ProtocolViolation as fault:
+                    session.protocol_violation(fault)
+                except Exception:
+                    log.exception("session failed", task=session.login.task.id)
+                    session.fatal(SqlguardError("the proxy could not handle the message"))
 
-        def from_server(data: bytes) -> None:
-            try:
-                session.from_server(data)
-            except ProtocolViolation as fault:
-                session.fatal(fault)
+            return deliver
 
-        backend.side.take_over(from_server, lost)
-        side.take_over(from_client, lost)
+        backend.side.take_over(guarded(session.from_server), lost, lost, backend.rest)
+        side.take_over(guarded(session.from_client), session.client_ended, lost, welcome.first)
 
 
 class _ClientSide(Side):

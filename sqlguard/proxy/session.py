@@ -5,9 +5,10 @@ Theory of operation. Client messages are handled one after another. Most of them
 only passes) are decided and forwarded at once, in the very call that received them: the *fast* way. A message
 that has to wait, for a journal entry or for the answer to what is under way, goes the *slow* way: it and all
 that come behind it queue up in `_inbox`, and a coroutine takes them in order. So either nobody is slow and
-frames are handled as they come, or the coroutine runs and frames are queued.
+messages are handled as they come, or the coroutine runs and messages are queued. COPY data is the exception: a
+COPY that the coroutine waits for gets it at once.
 
-The server's replies go through `Relay`, whichever way their question took.
+The server's replies go through the books of `wire.session`, whichever way their question took.
 """
 
 import asyncio
@@ -18,23 +19,33 @@ import structlog
 
 from sqlguard import annotation
 from sqlguard import gate as gates
-from sqlguard.annotation import Annotation
-from sqlguard.errors import NotUnderstood, SqlguardError
+from sqlguard.errors import NotUnderstood, ProtocolViolation, SqlguardError
 from sqlguard.gate import Gate
 from sqlguard.plan import Decision
 from sqlguard.postgres.control import Login
-from sqlguard.proxy import packets
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.extended import Extended
+from sqlguard.proxy.memory import Memory
 from sqlguard.proxy.operator import Operator
-from sqlguard.proxy.relay import Expect, Part, Relay, Reply
-from sqlguard.proxy.report import CHANGES, dry_run_notice
+from sqlguard.proxy.report import changes, dry_run_notice
 from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
+from sqlguard.wire import session as wire
+from sqlguard.wire.buffer import COPY_RUNS, Frame, FrameReader, Run, frontend_limits
+from sqlguard.wire.messages import Flush, ParameterStatus, Query, Terminate
+from sqlguard.wire.replies import ASKS, Expect, Part, Reply
+from sqlguard.wire.reports import from_error
 
 log = structlog.get_logger()
-Frame = tuple[int, bytes]
 _COPY = frozenset(b"dcf")
+_QUERY, _TERMINATE = b"QX"
+_READ_ONLY = b"default_transaction_read_only"
+#: Messages (or pieces of COPY data) that may wait before the client is no longer read.
+_WAITING = 1024
+
+
+class SessionEnded(Exception):
+    """Raised in the slow way when there is nobody left to work for."""
 
 
 class Pipe(Protocol):
@@ -44,170 +55,262 @@ class Pipe(Protocol):
 
     def close(self) -> None: ...
 
+    def pause(self, why: str) -> None: ...
+
+    def resume(self, why: str) -> None: ...
+
 
 class AgentSession:
     """Bound to a client and to a server connection that is logged in as the task's role."""
 
-    def __init__(self, client: Pipe, server: Pipe, login: Login, operator: Operator, server_pid: int) -> None:
+    def __init__(  # noqa: PLR0913 (both sides, who it is, and what it works with)
+        self,
+        client: Pipe,
+        server: Pipe,
+        login: Login,
+        operator: Operator,
+        *,
+        server_pid: int,
+        max_message_bytes: int,
+    ) -> None:
         self.client = client
         self.server = server
         self.login = login
         self.operator = operator
         self.server_pid = server_pid
-        self.relay = Relay()
-        self.state = Session(search_path=login.policy.defaults.search_path)
-        self.said = Annotation()
-        self.dry_run = False
-        #: BEGIN came while `dry_run` was on: the whole block will be rolled back.
+        self.books = wire.Session(max_message_bytes)
+        self.memory = Memory(Session(search_path=login.policy.defaults.search_path))
+        #: The block is a preview: it will be rolled back as a whole.
         self.dry_block = False
         #: Actions of the open transaction, settled when it ends.
         self.open_actions: list[tuple[int, dict[str, Any]]] = []
-        self._inbox: deque[Frame] = deque()
+        self._reader = FrameReader(frontend_limits(max_message_bytes), COPY_RUNS)
+        self._inbox: deque[Frame | Run] = deque()
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
-        self._closed = False
+        self.is_closed = False
+        self._gate = operator.gate(login)
         self._simple = Simple(self)
         self.extended = Extended(self)
 
     # --- what the sockets call
 
-    def from_client(self, frames: list[Frame]) -> None:
-        """Take whole client messages, in order."""
-        for number, frame in enumerate(frames):
-            if frame[0] in _COPY and (self.relay.copying_in or self._slow is None):
-                self.server.write(packets.message(bytes([frame[0]]), frame[1]))
-            elif self._slow is not None:
-                self._inbox.append(frame)
-            elif not self._handle(frame):
-                self._inbox.append(frame)
+    def from_client(self, data: bytes) -> None:
+        """Take bytes of the client. Raises ProtocolViolation."""
+        for item in self._reader.receive(data):
+            if self._slow is not None:
+                self._queue(item)
+            elif not self._handle(item):
+                self._inbox.append(item)
                 self._slow = asyncio.get_running_loop().create_task(self._drain())
                 self._slow.add_done_callback(self._drained)
-            if self._closed:
-                del frames[number + 1 :]
-                return
+        if len(self.books.expected) > _WAITING:
+            self.client.pause("too many answers are due")
+
+    def client_ended(self) -> None:
+        """The client sends no more; what it has asked is still answered."""
+        goodbye = Frame(_TERMINATE, b"")
+        if self._slow is not None:
+            self._inbox.append(goodbye)
+        else:
+            self._handle(goodbye)
 
     def from_server(self, data: bytes) -> None:
-        """Take bytes of the server and pass on what is the client's."""
-        out = self.relay.feed(data)
+        """Take bytes of the server and pass on what is the client's. Raises ProtocolViolation."""
+        out = self.books.feed(data)
         if out:
             self.client.write(out)
-        if not self.relay.expected:
+        if self._slow is not None:
+            self._wake()
+        if len(self.books.expected) <= _WAITING // 2:
+            self.client.resume("too many answers are due")
+
+    def _wake(self) -> None:
+        if self.books.is_quiet:
             self._quiet.set()
+        while self._inbox and self.books.is_copying_in and self._inbox[0].kind in _COPY:
+            self._copy(self._inbox.popleft())
 
     def close(self) -> None:
         """Close both sides; the server rolls back what is open. Safe to repeat."""
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
-        self._quiet.set()
-        self.client.close()
+        self.is_closed = True
+        self.server.write(Terminate().encode())
         self.server.close()
-        self.settle("failed", {"why": "the session ended"})
+        self.client.close()
+        self.books.abandon()
+        self._quiet.set()
 
     def fatal(self, fault: SqlguardError) -> None:
-        """Tell the client why, and close."""
-        if not self._closed:
-            self.client.write(packets.error(fault, severity="FATAL"))
+        """Tell the client and end the session."""
+        if not self.is_closed:
+            try:
+                encoding = self.encoding
+            except NotUnderstood:
+                encoding = "utf-8"
+            self.client.write(from_error(fault, severity="FATAL", encoding=encoding))
         self.close()
 
     def greeting(self, statuses: list[bytes]) -> bytes:
-        """Take the server's ParameterStatus messages and return them as the client gets them."""
+        """
+        Take the parameters that the server reported at the login; return them as the client gets them.
+
+        `default_transaction_read_only` is how the proxy works, not what the client may do: drivers that look
+        for a writable server must not turn away.
+        """
         for status in statuses:
-            self.relay.feed(status)
-        # Ours, so that reads are run read only; blocks are opened READ WRITE, so to the client it is off.
-        ours = packets.message(b"S", b"default_transaction_read_only\0on\0")
-        theirs = packets.message(b"S", b"default_transaction_read_only\0off\0")
-        return b"".join(theirs if status == ours else status for status in statuses)
+            self.books.feed(status)
+        ours, theirs = (ParameterStatus(_READ_ONLY, value).encode() for value in (b"on", b"off"))
+        return b"".join([theirs if status == ours else status for status in statuses])
 
     # --- the two ways
 
-    def _handle(self, frame: Frame) -> bool:
-        """Handle one message at once if that can be; say whether it was."""
-        if frame[0] == ord("Q"):
-            return self._simple.fast(frame[1])
-        return self.extended.fast(frame[0], frame[1])
+    def _handle(self, item: Frame | Run) -> bool:
+        """Handle one message at once if that can be; say whether it was. Raises ProtocolViolation."""
+        kind = item.kind
+        if not self.books.takes(kind):
+            return True
+        if kind == _QUERY:
+            if self.extended.is_open:
+                self.extended.interrupted()
+            return self._simple.fast(item[1])
+        if kind in _COPY:
+            self._copy(item)
+            return True
+        if kind == _TERMINATE:
+            # The server ends the session when it has done what came before.
+            self.server.write(Terminate().encode())
+            return True
+        return self.extended.fast(kind, item[1])
+
+    def _queue(self, item: Frame | Run) -> None:
+        if not self._inbox and self.books.is_copying_in and item.kind in _COPY:
+            self._copy(item)
+            return
+        self._inbox.append(item)
+        if len(self._inbox) > _WAITING:
+            self.client.pause("too many messages are waiting")
+
+    def _copy(self, item: Frame | Run) -> None:
+        reply = ASKS.get(item.kind)
+        if reply is not None:
+            self.books.expect(Expect(reply))
+        self.server.write(item.data if isinstance(item, Run) else item.encode())
 
     async def _drain(self) -> None:
+        """Take the waiting messages in order; the first of them has been given to `_handle` already."""
         try:
-            while self._inbox and not self._closed:
-                frame = self._inbox.popleft()
-                if self._handle(frame):
-                    continue
-                if frame[0] == ord("Q"):
-                    await self._simple.slow(frame[1])
+            item = self._inbox.popleft()
+            while True:
+                if item.kind == _QUERY:
+                    await self._simple.slow(item[1])
                 else:
-                    await self.extended.slow(frame[0], frame[1])
+                    await self.extended.slow(item.kind, item[1])
+                while self._inbox and not self.is_closed:
+                    item = self._inbox.popleft()
+                    if len(self._inbox) <= _WAITING // 2:
+                        self.client.resume("too many messages are waiting")
+                    if not self._handle(item):
+                        break
+                else:
+                    return
+        except SessionEnded:
+            pass
         except SqlguardError as fault:
             self.fatal(fault)
         finally:
             self._slow = None
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.error("session failed", error=repr(task.exception()), task=self.login.task.id)
-            self.fatal(NotUnderstood("the proxy could not handle the message"))
+        if task.cancelled() or task.exception() is None:
+            return
+        log.error("session failed", error=repr(task.exception()), task=self.login.task.id)
+        self.fatal(NotUnderstood("the proxy could not handle the message"))
 
     # --- what both protocols need
 
     @property
     def encoding(self) -> str:
         """Python codec of the client's encoding. Raises NotUnderstood for one that can't be judged."""
-        return codec(self.relay.parameters.get("client_encoding", "UTF8"))
+        return codec(self.books.parameters.get("client_encoding", "UTF8"))
 
     @property
     def gate(self) -> Gate:
-        return self.operator.gate(self.login)
+        if self._gate.context.catalog is not self.operator.catalog:
+            self._gate = self.operator.gate(self.login)
+        return self._gate
 
     @property
     def in_block(self) -> bool:
         """Inside BEGIN … COMMIT, as of the last answer; only meaningful when nothing is under way."""
-        return self.relay.status != b"I"
+        return self.books.status != b"I"
+
+    @property
+    def dry(self) -> bool:
+        return self.memory.settings.dry_run or self.dry_block
+
+    def send_query(self, text: str | bytes, expect: Expect) -> None:
+        """Send a Query message whose replies are *expect*'s."""
+        self.books.expect(expect)
+        self.server.write(Query(text.encode(self.encoding) if isinstance(text, str) else text).encode())
 
     async def barrier(self) -> None:
-        """Wait until the server has answered everything that was sent."""
-        if not self.relay.expected or self._closed:
-            return
-        if self.relay.expected[-1].reply not in (Reply.QUERY, Reply.SYNC):
-            self.server.write(packets.FLUSH)
-        while self.relay.expected and not self._closed:
-            self._quiet.clear()
-            await self._quiet.wait()
-        if self._closed:
-            raise NotUnderstood("the session has ended")
+        """Wait until the server has answered everything that was sent. Raises SessionEnded."""
+        if not self.books.is_quiet and not self.is_closed:
+            if self.books.expected[-1].reply not in (Reply.QUERY, Reply.SYNC):
+                self.server.write(Flush().encode())
+            while not self.books.is_quiet and not self.is_closed:
+                self._quiet.clear()
+                await self._quiet.wait()
+        if self.is_closed:
+            raise SessionEnded
 
-    async def ask(self, text: str) -> Expect:
+    async def ask(self, text: str, *parts: Part) -> Expect:
         """Run a Query of our own and return what came of it; nothing of it reaches the client."""
-        expect = Expect(Reply.QUERY, swallow=True)
-        self.relay.expect(expect)
-        self.server.write(packets.query(text.encode(self.encoding)))
+        expect = Expect(Reply.QUERY, swallow=True, parts=parts)
+        self.send_query(text, expect)
         await self.barrier()
         return expect
 
     def decide(self, text: bytes) -> tuple[Decision, ...]:
         """Return a decision per statement; text that can't be decoded is one refusal."""
         try:
-            return self.gate.decide(text.decode(self.encoding), self.state)
+            return self.gate.decide(text.decode(self.encoding), self.memory.state)
         except UnicodeDecodeError:
             fault = NotUnderstood("the text is not in the session's client_encoding")
             return (gates.refusal(repr(text[:200]), fault),)
         except NotUnderstood as fault:
             return (gates.refusal(repr(text[:200]), fault),)
 
+    def error(self, fault: SqlguardError) -> bytes:
+        """Return the ErrorResponse for *fault*."""
+        return from_error(fault, encoding=self.encoding)
+
     def refused(self, decision: Decision) -> bytes:
         """Journal a refusal and return the ErrorResponse for it."""
-        intent = gates.intent(decision, None, annotation.read(decision.statement.text), via="proxy")
+        said = self.memory.settings.said.merged(annotation.read(decision.statement.text))
+        intent = gates.intent(decision, None, said, via="proxy")
         self.operator.note(self.login.complete(intent, self.server_pid))
-        return packets.error(gates.error(decision), encoding=self.encoding)
+        return self.error(gates.error(decision))
+
+    def said(self, decision: Decision) -> annotation.Annotation:
+        """Return what the agent says about a statement: in its text, or by the session's settings."""
+        return self.memory.settings.said.merged(annotation.read(decision.statement.text))
 
     async def record(self, decision: Decision, params: list[str | None] | None) -> int:
-        """Commit the intent of a write and return its action id; raises when it can't, and nothing may run."""
-        said = self.said.merged(annotation.read(decision.statement.text))
-        intent = gates.intent(decision, params, said, via="dry run" if self.dry else "proxy")
-        return await self.operator.intent(self.login.complete(intent, self.server_pid))
+        """
+        Commit the intent of a write and return its action id.
 
-    @property
-    def dry(self) -> bool:
-        return self.dry_run or self.dry_block
+        Raises SqlguardError when it can't be written, and then nothing may run; SessionEnded.
+        """
+        via = "dry run" if self.dry else "proxy"
+        intent = gates.intent(decision, params, self.said(decision), via=via)
+        action = await self.operator.intent(self.login.complete(intent, self.server_pid))
+        if self.is_closed:
+            self.operator.event(action, "failed", {"reason": "the client left before it was run"})
+            raise SessionEnded
+        return action
 
     def settle(self, kind: str, detail: dict[str, Any]) -> None:
         """Write down how the open transaction's actions ended."""
@@ -215,56 +318,44 @@ class AgentSession:
             self.operator.event(action, kind, {**more, **detail})
         self.open_actions.clear()
 
-    def followed(self, decision: Decision, expect: Expect) -> None:
+    # --- transaction control and what changes the session
+
+    def followed(self, decision: Decision, expect: Expect, *, was_in_block: bool) -> None:
         """Follow what came of transaction control or of a statement that changes the session."""
-        rolled_back = self.dry_block
-        if expect.failed is None:
-            self._advance(decision)
+        preview = self.dry_block
+        done = expect.failed is None
+        if self.in_block and not was_in_block:
+            self.memory.begin()
+            self.dry_block = self.memory.settings.dry_run
+        own = not self.memory.is_open
+        if own:
+            self.memory.begin()
+        if done:
+            self.memory.follow(decision)
             self.extended.follow(decision)
-        if not self.in_block:
-            committed = decision.kind is Kind.COMMIT and expect.tag == b"COMMIT" and not rolled_back
-            self.settle("previewed" if rolled_back else "committed" if committed else "failed", {})
+            if self.in_block and decision.kind in (Kind.SET, Kind.SELECT) and not self.open_actions:
+                self.dry_block = self.dry_block or self.memory.settings.dry_run
+        if was_in_block and not self.in_block:
+            committed = done and (preview or expect.tag == b"COMMIT")
+            self.memory.end(committed=committed, previewed=preview)
+            self.settle("previewed" if preview else "committed" if committed else "failed", {})
+            self.dry_block = False
+        elif own and not self.in_block and not self.extended.is_open:
+            self.memory.end(committed=done)
 
-    async def end_dry_block(self) -> None:
-        """Tell what the block of a dry run would have changed; the caller rolls it back."""
-        report = Expect(Reply.QUERY, swallow=True, parts=(Part.SWALLOW, Part.CAPTURE))
-        self.relay.expect(report)
-        self.server.write(packets.query(f"SET CONSTRAINTS ALL IMMEDIATE; {CHANGES}".encode()))
-        await self.barrier()
+    async def end_dry_block(self) -> bytes | None:
+        """
+        Tell what the block of a dry run would have changed; the caller rolls it back.
+
+        Return the server's ErrorResponse if COMMIT would have failed: a deferred constraint does not hold.
+        """
+        if self.books.status == b"E":
+            return None
+        report = await self.ask(f"SET CONSTRAINTS ALL IMMEDIATE; {changes()}", Part.SWALLOW, Part.CAPTURE)
         if report.failed is None:
-            self.client.write(dry_run_notice(report.captured, 0, self.encoding))
+            self.client.write(dry_run_notice(report.captured, None, self.encoding))
+        return report.failed
 
-    def _advance(self, decision: Decision) -> None:
-        self.state = gates.advance(self.state, decision)
-        statement = decision.statement
-        match statement.kind:
-            case Kind.COMMIT | Kind.ROLLBACK:
-                self.dry_block = False
-            case Kind.BEGIN:
-                self.dry_block = self.dry_run
-            case Kind.DISCARD:
-                if statement.details.get("target") == "DISCARD_ALL":
-                    self.follow_setting("all", None)
-            case Kind.SET | Kind.RESET:
-                values = statement.details.get("values")
-                value = values[0] if values else None
-                if statement.details.get("local") and statement.subject == "sqlguard.dry_run":
-                    self.dry_block = _is_on(value)
-                else:
-                    self.follow_setting(statement.subject or "all", value)
-
-    def follow_setting(self, name: str, value: object) -> None:
-        """Follow one of our own settings; `all` or nothing resets them."""
-        text = "" if value is None else str(value)
-        if name == "all":
-            self.dry_run, self.said = False, Annotation()
-        elif name == "sqlguard.dry_run":
-            self.dry_run = _is_on(text)
-        elif name.startswith("sqlguard."):
-            self.said = annotation.with_field(self.said, name.removeprefix("sqlguard."), text)
-
-
-def _is_on(value: str | None) -> bool:
-    """Read a boolean as PostgreSQL does for settings: any unambiguous beginning of the word."""
-    text = (value or "").lower()
-    return bool(text) and (text in ("on", "1") or "true".startswith(text) or "yes".startswith(text))
+    def protocol_violation(self, fault: ProtocolViolation) -> None:
+        log.warning("protocol violation", error=fault.message, task=self.login.task.id)
+        self.fatal(fault)

@@ -1,9 +1,9 @@
 """
 The two sockets of a session, as asyncio protocols.
 
-Before the session exists a coroutine reads from them (`exactly`); afterwards every chunk goes straight to the
-session. Each side stops reading while the other's send buffer is full, so a slow reader holds up nobody else
-and memory stays bounded.
+Before the session exists a coroutine reads from them (`some`); afterwards every chunk goes straight to the
+session. A socket is read only while nobody objects: the other side, because its send buffer is full, or the
+session, because too much waits in it already. So a slow reader holds up nobody else and memory stays bounded.
 """
 
 import asyncio
@@ -14,8 +14,10 @@ from typing import cast
 HIGH_WATER = 256 * 1024
 #: Larger TLS records made an async libpq client hang (WIRE section 2).
 TLS_PIECE = 8192
-#: A handshake never needs more than this at once.
-_HANDSHAKE_LIMIT = 64 * 1024
+#: A login never needs more than this at once.
+_LOGIN_LIMIT = 64 * 1024
+#: A peer that does not take its last bytes within this many seconds is cut off.
+_LINGER = 10.0
 
 
 class Closed(ConnectionError):
@@ -28,13 +30,15 @@ class Side(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.deliver: Callable[[bytes], None] | None = None
+        self.ended: Callable[[], None] | None = None
         self.lost: Callable[[], None] | None = None
         self.other: Side | None = None
         self.secure = False
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
         self._gone = False
-        self._paused = False
+        self._objections: set[str] = set()
+        self._linger: asyncio.TimerHandle | None = None
 
     # --- asyncio's side
 
@@ -49,46 +53,80 @@ class Side(asyncio.Protocol):
         self._buffer += data
         self._arrived.set()
         # asyncio ignores pause_reading() in connection_made (cpython 76002), so the bound is kept here.
-        if len(self._buffer) > _HANDSHAKE_LIMIT and self.transport is not None:
-            self.transport.pause_reading()
-            self._paused = True
+        if len(self._buffer) > _LOGIN_LIMIT:
+            self.pause("login")
 
     def eof_received(self) -> bool:
-        return False
+        """Keep our half open: what the peer asked before is still answered."""
+        if self.ended is None:
+            return False
+        self.ended()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (the signature is asyncio's)
         self._gone = True
         self._arrived.set()
+        if self._linger is not None:
+            self._linger.cancel()
         if self.lost is not None:
             self.lost()
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
+        if self.other is not None:
+            self.other.pause("the other side is slow")
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
+        if self.other is not None:
+            self.other.resume("the other side is slow")
 
-    # --- the handshake's side
+    # --- reading and not reading
+
+    def pause(self, why: str) -> None:
+        """Read no more until *why* is taken back with `resume`."""
+        if not self._objections and self._is_open:
+            self._transport.pause_reading()
+        self._objections.add(why)
+
+    def resume(self, why: str) -> None:
+        if why not in self._objections:
+            return
+        self._objections.discard(why)
+        if not self._objections and self._is_open:
+            self._transport.resume_reading()
 
     @property
-    def buffered(self) -> int:
-        return len(self._buffer)
+    def _transport(self) -> asyncio.Transport:
+        assert self.transport is not None  # noqa: S101 (callers look at `_is_open`, or have just sent something)
+        return self.transport
 
-    async def exactly(self, count: int) -> bytes:
-        """Return the next *count* bytes. Raises Closed."""
-        while len(self._buffer) < count:
+    @property
+    def _is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    # --- the login's side
+
+    async def some(self) -> bytes:
+        """Return the bytes that are there, at least one. Raises Closed."""
+        while not self._buffer:
             if self._gone:
                 raise Closed
             self._arrived.clear()
-            if self._paused and self.transport is not None:
-                self._paused = False
-                self.transport.resume_reading()
+            self.resume("login")
             await self._arrived.wait()
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        taken = bytes(self._buffer)
+        self._buffer.clear()
         return taken
+
+    @property
+    def has_bytes(self) -> bool:
+        return bool(self._buffer)
+
+    def secured(self, transport: asyncio.BaseTransport | None) -> None:
+        """Go on through TLS. Raises Closed if the peer went away in the handshake."""
+        if transport is None:
+            raise Closed
+        self.connection_made(transport)
+        self.secure = True
 
     async def closed(self) -> None:
         """Wait until the peer has closed."""
@@ -96,18 +134,22 @@ class Side(asyncio.Protocol):
             self._arrived.clear()
             await self._arrived.wait()
 
-    def take_over(self, deliver: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """From now on bytes go to *deliver*, beginning with what is buffered."""
-        self.deliver, self.lost = deliver, lost
-        if self._paused and self.transport is not None:
-            self._paused = False
-            self.transport.resume_reading()
+    def take_over(
+        self,
+        deliver: Callable[[bytes], None],
+        ended: Callable[[], None],
+        lost: Callable[[], None],
+        first: bytes,
+    ) -> None:
+        """From now on bytes go to *deliver*, beginning with *first* and what is buffered."""
+        self.deliver, self.ended, self.lost = deliver, ended, lost
         if self._gone:
             lost()
             return
-        if self._buffer:
-            data = bytes(self._buffer)
-            self._buffer.clear()
+        data = first + bytes(self._buffer)
+        self._buffer.clear()
+        self.resume("login")
+        if data:
             deliver(data)
 
     # --- the session's side
@@ -123,5 +165,8 @@ class Side(asyncio.Protocol):
             self.transport.write(view[at : at + TLS_PIECE])
 
     def close(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.close()
+        """Close when what is unsent has gone out; a peer that does not take it is cut off after a while."""
+        if self._is_open:
+            self._transport.close()
+            if not self._gone:
+                self._linger = asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)

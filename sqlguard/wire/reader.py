@@ -136,6 +136,14 @@ class Reader:
             raise self.broken(f"{len(self._body) - self._at} bytes too many")
 
 
+def text_at(body: bytes, at: int) -> tuple[bytes, int]:
+    """Return the text at *at* and the place behind its NUL: for looking at a message without decoding it all."""
+    stop = body.find(b"\0", at)
+    if stop < 0:
+        raise ProtocolViolation("malformed message: a text without its end")
+    return body[at:stop], stop + 1
+
+
 def pack_texts(*texts: bytes) -> bytes:
     """Return each text with its NUL; a NUL inside one would be another message and must not happen."""
     for text in texts:

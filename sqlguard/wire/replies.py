@@ -38,6 +38,8 @@ class Part(Enum):
     HOLD = "hold"
     #: Rows are kept in `captured`, nothing goes out.
     CAPTURE = "capture"
+    #: As HOLD, and the rows and their description are kept in `captured` too.
+    KEEP = "keep"
 
 
 class Effect(Enum):
@@ -122,7 +124,7 @@ class Expect:
     # --- what came of it
     #: Statements of it that are complete.
     statement: int = 0
-    #: Whole DataRow messages of parts that are captured, up to CAPTURE_LIMIT bytes.
+    #: Whole messages of parts that are captured (or kept), up to CAPTURE_LIMIT bytes.
     captured: list[bytes] = field(default_factory=list)
     captured_bytes: int = 0
     held: bytes = b""

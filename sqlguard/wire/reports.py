@@ -51,7 +51,13 @@ def notice_response(
 def from_error(fault: SqlguardError, *, severity: str = "ERROR", encoding: str = "utf-8") -> bytes:
     """Return the ErrorResponse that tells a client of one of our errors; the rules' names stay with us."""
     return error_response(
-        severity, fault.sqlstate, fault.message, detail=fault.detail, hint=fault.hint, encoding=encoding
+        severity,
+        fault.sqlstate,
+        fault.message,
+        detail=fault.detail,
+        hint=fault.hint,
+        position=fault.position or None,
+        encoding=encoding,
     )
 
 

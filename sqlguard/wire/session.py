@@ -211,7 +211,7 @@ class Session:
         if not head.parts and not head.swallow:
             return Bulk.PASS
         part = head.part
-        if part is Part.CAPTURE:
+        if part is Part.CAPTURE or part is Part.KEEP:
             return Bulk.JUDGE
         return Bulk.DROP if part is Part.SWALLOW else Bulk.PASS
 
@@ -242,7 +242,7 @@ class Session:
         elif not head.parts and not head.swallow:
             return None
         part = head.part
-        if part is Part.CAPTURE and kind == ord("D"):
+        if part is Part.KEEP or (part is Part.CAPTURE and kind == ord("D")):
             head.capture(raw)
         return b"" if part in (Part.SWALLOW, Part.CAPTURE) else raw
 
@@ -265,13 +265,15 @@ class Session:
 
     def _complete_specially(self, head: Expect, kind: int, raw: bytes) -> bytes:
         part = head.part
+        if part is Part.CAPTURE and kind == ord("T"):
+            head.capture(raw)
         if part in (Part.SWALLOW, Part.CAPTURE):
             return b""
         if kind == ord("C"):
             if head.verb:
                 raw = _with_verb(raw, head.verb)
             head.tag = raw[_BODY:-1]
-        if part is Part.HOLD:
+        if part is Part.HOLD or part is Part.KEEP:
             head.held += raw
             return b""
         return raw

@@ -4,7 +4,7 @@ by the hash of the certificate's own signature, SHA-256 where that is MD5 or SHA
 """
 
 import hashlib
-import ssl
+from base64 import b64decode
 
 #: DER of the signature algorithms whose hash is not SHA-256 (RFC 4055, RFC 5758).
 _HASHES = {
@@ -13,16 +13,17 @@ _HASHES = {
     bytes.fromhex("2a8648ce3d040303"): "sha384",  # ecdsa-with-SHA384
     bytes.fromhex("2a8648ce3d040304"): "sha512",  # ecdsa-with-SHA512
 }
-_MARKER = "-----BEGIN CERTIFICATE-----"
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_LONG, _LENGTH_MASK = 0x80, 0x7F
 
 
 def end_point_hash(pem: str) -> bytes:
     """Return the hash of the first certificate in *pem*. Raises ValueError."""
-    at = pem.find(_MARKER)
-    if at < 0:
+    _, found, rest = pem.partition(_BEGIN)
+    text, complete, _ = rest.partition(_END)
+    if not found or not complete:
         raise ValueError("there is no certificate in the file")
-    end = pem.find("-----END CERTIFICATE-----", at)
-    der = ssl.PEM_cert_to_DER_cert(pem[at : end + len("-----END CERTIFICATE-----")])
+    der = b64decode("".join(text.split()), validate=True)
     return hashlib.new(_HASHES.get(_signature_algorithm(der), "sha256"), der).digest()
 
 
@@ -36,9 +37,11 @@ def _signature_algorithm(der: bytes) -> bytes:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of the DER element at *at* begins and ends."""
+    """Return where the content of the DER element at *at* begins and ends. Raises ValueError."""
+    if at + 2 > len(der):
+        raise ValueError("the certificate ends too early")
     length, at = der[at + 1], at + 2
-    if length & 0x80:
-        count = length & 0x7F
+    if length & _LONG:
+        count = length & _LENGTH_MASK
         length, at = int.from_bytes(der[at : at + count], "big"), at + count
     return at, at + length

@@ -1,0 +1,64 @@
+"""
+What a client's names stand for on the server: prepared statements, portals.
+
+A name counts from the message that makes it, because others may follow before the server has said yes; and it
+is given back if the server says no. What is not known here was never decided, and does not run.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sqlguard.wire.replies import Expect
+
+T = TypeVar("T")
+
+
+class Names(Generic[T]):
+    def __init__(self) -> None:
+        self._known: dict[bytes, T] = {}
+        #: Made (or, with None, closed) by messages that are not answered yet.
+        self._pending: dict[bytes, T | None] = {}
+
+    def find(self, name: bytes) -> T | None:
+        """Return what *name* will mean when a message sent now reaches the server."""
+        if name in self._pending:
+            return self._pending[name]
+        return self._known.get(name)
+
+    def make(self, name: bytes, value: T) -> Callable[[Expect], None]:
+        """Note that *name* is being made; what is returned must be told how it went."""
+        self._pending[name] = value
+
+        def done(expect: Expect) -> None:
+            if self._pending.get(name) is value:
+                del self._pending[name]
+            if expect.failed is None:
+                self._known[name] = value
+
+        return done
+
+    def close(self, name: bytes) -> Callable[[Expect], None]:
+        """Note that *name* is being closed; what is returned must be told how it went."""
+        self._pending[name] = None
+
+        def done(expect: Expect) -> None:
+            if name in self._pending and self._pending[name] is None:
+                del self._pending[name]
+            if expect.failed is None:
+                self._known.pop(name, None)
+
+        return done
+
+    def keep(self, name: bytes, value: T) -> None:
+        self._known[name] = value
+
+    def forget(self, name: bytes) -> None:
+        self._known.pop(name, None)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._known or self._pending)
+
+    def clear(self) -> None:
+        """Forget what the server has made; what is under way comes after whatever cleared it."""
+        self._known.clear()

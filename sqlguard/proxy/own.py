@@ -1,0 +1,69 @@
+"""
+Statements of our own among the client's messages, by the extended protocol.
+
+They run under a name of ours, so that the client's unnamed statement and portal stay what they are, and their
+replies are taken out. What an error left behind is closed before the name is used again.
+"""
+
+from typing import TYPE_CHECKING
+
+from sqlguard.wire.messages import Bind, Close, Execute, Parse, Sync
+from sqlguard.wire.replies import Expect, Part, Reply
+
+if TYPE_CHECKING:
+    from sqlguard.proxy.session import AgentSession
+
+_NAME = b"sqlguard own"
+_CLOSE = Close(is_portal=False, name=_NAME).encode() + Close(is_portal=True, name=_NAME).encode()
+_BEFORE = (Reply.CLOSE, Reply.CLOSE, Reply.PARSE, Reply.BIND)
+_BEHIND = (Reply.CLOSE, Reply.CLOSE)
+
+
+def send(session: "AgentSession", text: str, *values: str | None, execute: Expect | None = None) -> Expect:
+    """
+    Send one statement of ours with *values* as its parameters; return what will come of its Execute.
+
+    Its rows are captured. An error of it is the client's to know, unless the Sync that follows is ours.
+    """
+    encoding = session.encoding
+    raw = tuple(None if value is None else value.encode(encoding) for value in values)
+    bind = Bind(_NAME, _NAME, values=raw)
+    return _send(session, Parse(_NAME, text.encode(encoding)), bind, execute)
+
+
+async def ask(session: "AgentSession", text: str, *values: str | None) -> Expect:
+    """Run one statement of ours outside any pipeline of the client's; nothing of it reaches the client."""
+    expect = send(session, text, *values)
+    sync(session)
+    await session.barrier()
+    return expect
+
+
+def sync(session: "AgentSession") -> None:
+    """End what was sent outside any pipeline of the client's."""
+    session.books.expect(Expect(Reply.SYNC, swallow=True))
+    session.server.write(Sync().encode())
+
+
+def convert(
+    session: "AgentSession",
+    types: tuple[int, ...],
+    values: tuple[bytes | None, ...],
+    formats: tuple[int, ...],
+    wanted: tuple[int, ...],
+) -> Expect:
+    """Have the server turn *values* of *types* into the *wanted* formats: the row is captured."""
+    text = "SELECT " + ", ".join(f"${n}" for n in range(1, len(types) + 1))
+    bind = Bind(_NAME, _NAME, formats, values, wanted)
+    return _send(session, Parse(_NAME, text.encode("ascii"), types), bind, None)
+
+
+def _send(session: "AgentSession", parse: Parse, bind: Bind, execute: Expect | None) -> Expect:
+    expect = execute or Expect(Reply.EXECUTE, swallow=True, parts=(Part.CAPTURE,))
+    for reply in _BEFORE:
+        session.books.expect(Expect(reply, swallow=True))
+    session.books.expect(expect)
+    for reply in _BEHIND:
+        session.books.expect(Expect(reply, swallow=True))
+    session.server.write(_CLOSE + parse.encode() + bind.encode() + Execute(_NAME).encode() + _CLOSE)
+    return expect

@@ -1,0 +1,178 @@
+"""
+Writes with an idempotency key: done once, answered as often as they are asked for.
+
+The key is claimed, the write run and its answer kept in one transaction (`postgres.idempotency` says why that is
+enough). A twin that is at work with the same key is waited for, by PostgreSQL itself.
+"""
+
+from typing import TYPE_CHECKING
+
+from sqlguard import gate as gates
+from sqlguard.errors import Refused
+from sqlguard.plan import Decision
+from sqlguard.proxy import kept, own
+from sqlguard.proxy.kept import Answer
+from sqlguard.proxy.report import behind, claim
+from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
+from sqlguard.wire.replies import Expect, Part, Reply
+
+if TYPE_CHECKING:
+    from sqlguard.proxy.extended import Portal
+    from sqlguard.proxy.session import AgentSession
+
+_CLAIM = (
+    "SELECT claimed, action_id, tag, columns, rows FROM sqlguard.claim_key($1::text, $2::text, $3::bigint)"
+)
+_KEEP = "SELECT sqlguard.keep_result($1::text, $2::text, $3::jsonb, $4::jsonb)"
+
+
+async def simple(session: "AgentSession", decision: Decision, action: int) -> None:
+    """Carry out a Query of one such write; the session must be quiet."""
+    if session.in_block:
+        session.open_actions.append((action, {}))
+        await inside(session, decision, action)
+    else:
+        await session.ask("BEGIN READ WRITE")
+        expect = await inside(session, decision, action, hold=True)
+        answer, kind = expect.held, "committed"
+        if expect.failed is None:
+            commit = await session.ask("COMMIT")
+            answer = commit.failed or answer
+            kind = "committed" if commit.failed is None else "failed"
+        else:
+            answer, kind = b"", "failed"
+            await session.ask("ROLLBACK")
+        session.client.write(answer)
+        session.operator.event(action, kind, _detail(expect))
+    session.client.write(ReadyForQuery(session.books.status).encode())
+
+
+async def inside(session: "AgentSession", decision: Decision, action: int, *, hold: bool = False) -> Expect:
+    """
+    Carry out one such write inside an open block and pass on its rows, and its CommandComplete unless *hold*.
+
+    Whatever failed, the client has been told of it and the block has failed too.
+    """
+    key, digest = _key(session, decision, None)
+    asked = await own.ask(session, _CLAIM, key, digest, str(action))
+    if asked.failed is not None:
+        session.client.write(asked.failed)
+        return asked
+    answer = kept.from_store(asked.captured[0], session.encoding)
+    if answer is not None:
+        return await _repeat(session, answer, hold=hold)
+    before = [claim(action)]
+    expect = Expect(
+        Reply.QUERY,
+        parts=(Part.SWALLOW, Part.KEEP),
+        tags=(None, decision.tag),
+        position=behind(before, decision),
+        keep_ready=True,
+    )
+    session.send_query("; ".join([*before, decision.text]), expect)
+    await session.barrier()
+    if expect.failed is None and not expect.was_cut:
+        stored = await own.ask(session, _KEEP, key, *_stored(session, expect))
+        if stored.failed is not None:
+            session.client.write(stored.failed)
+            return stored
+    if expect.failed is None and not hold:
+        session.client.write(expect.held)
+        expect.held = b""
+    return expect
+
+
+async def _repeat(session: "AgentSession", answer: Answer, *, hold: bool) -> Expect:
+    expect = Expect(Reply.QUERY, keep_ready=True)
+    if answer.tag is None:
+        # The block has to fail as well, for what the client believes now.
+        expect.error = session.error(_lost(answer))
+        session.send_query("sqlguard refused this statement", expect)
+        await session.barrier()
+        return expect
+    text = (0,) * len(answer.columns)
+    rows = await _rows(session, answer, text, in_pipeline=False)
+    head = answer.description(text) if answer.columns else b""
+    expect.held = CommandComplete(answer.tag.encode(session.encoding)).encode()
+    expect.tag = answer.tag.encode(session.encoding)
+    session.client.write(head + rows + (b"" if hold else expect.held))
+    expect.captured = [b"repeats %d" % (answer.action or 0)]
+    return expect
+
+
+async def extended(session: "AgentSession", portal: "Portal", body: bytes) -> None:
+    """Carry out an Execute of one such write; `claim` has been sent for its action."""
+    key, digest = _key(session, portal.decision, portal.params(session.encoding))
+    asked = own.send(session, _CLAIM, key, digest, str(portal.action))
+    await session.barrier()
+    if asked.failed is not None:
+        return
+    answer = kept.from_store(asked.captured[0], session.encoding)
+    if answer is not None:
+        await _repeat_extended(session, portal, answer)
+        return
+    name = body[: body.index(b"\0")]
+    described = Expect(Reply.DESCRIBE, swallow=True, parts=(Part.CAPTURE,))
+    session.books.expect(described)
+    session.server.write(Describe(is_portal=True, name=name).encode())
+    expect = session.extended.send_execute(portal, body, Expect(Reply.EXECUTE, parts=(Part.KEEP,)))
+    await session.barrier()
+    if expect.failed is not None:
+        return
+    if expect.tag and not expect.was_cut:
+        expect.captured = described.captured + expect.captured
+        stored = own.send(session, _KEEP, key, *_stored(session, expect))
+        await session.barrier()
+        if stored.failed is not None:
+            return
+    session.client.write(expect.held)
+
+
+async def _repeat_extended(session: "AgentSession", portal: "Portal", answer: Answer) -> None:
+    if answer.tag is None:
+        session.extended.refuse_execute(_lost(answer))
+        return
+    given = portal.bind.result_formats if portal.bind else ()
+    formats = kept.wanted_formats(given, len(answer.columns))
+    rows = await _rows(session, answer, formats, in_pipeline=True)
+    session.client.write(rows + CommandComplete(answer.tag.encode(session.encoding)).encode())
+
+
+async def _rows(
+    session: "AgentSession", answer: Answer, formats: tuple[int, ...], *, in_pipeline: bool
+) -> bytes:
+    """Return the kept rows as DataRow messages in the *formats* that are wanted now."""
+    if formats == answer.formats:
+        return b"".join([DataRow(row).encode() for row in answer.rows])
+    types = tuple([column.type for column in answer.columns])
+    asked = [own.convert(session, types, row, answer.formats, formats) for row in answer.rows]
+    if not in_pipeline:
+        own.sync(session)
+    await session.barrier()
+    return b"".join([row for expect in asked for row in expect.captured])
+
+
+def _key(session: "AgentSession", decision: Decision, params: list[str | None] | None) -> tuple[str, str]:
+    intent = gates.intent(decision, params, session.said(decision), via="proxy")
+    return intent.idempotency_key or "", intent.statement_hash
+
+
+def _stored(session: "AgentSession", expect: Expect) -> tuple[str, str | None, str | None]:
+    """Return tag, columns and rows as `keep_result` takes them."""
+    tag = expect.tag.decode(session.encoding)
+    if not expect.captured or expect.captured[0][:1] != b"T":
+        return tag, None, None
+    return tag, *kept.to_store(expect.captured[0], expect.captured[1:], session.encoding)
+
+
+def _detail(expect: Expect) -> dict[str, object]:
+    if expect.captured and expect.captured[0].startswith(b"repeats "):
+        return {"repeats": int(expect.captured[0].split()[1])}
+    return {"tag": expect.tag.decode("ascii", "replace")}
+
+
+def _lost(answer: Answer) -> Refused:
+    return Refused(
+        f"this write was done before, by action {answer.action}, and its answer was not kept",
+        hint="look at the rows it changed; a new idempotency key would do it again",
+    )
