@@ -161,6 +161,16 @@ class Project:
             return str(fault)
         return ""
 
+    def pending_now(self) -> str:
+        """As `pending`, where the newest revision has not been run."""
+        newest = max((self.folder / "versions").glob("*.py"))
+        hidden = newest.with_suffix(".hidden")
+        newest.rename(hidden)
+        try:
+            return self.pending()
+        finally:
+            hidden.rename(newest)
+
 
 def body(text: str, function: str) -> list[str]:
     """Return the lines of *function* of a revision without Alembic's comments."""

@@ -2,8 +2,9 @@
 Autogenerate: what the models declare against what the catalog says, and Alembic's own findings without ours.
 
 Runs after Alembic's comparison of tables. Guards come behind the tables and indexes of the same revision, so
-that a downgrade lifts them first; guards that are lifted come before all else. Tables whose rows a delete in a
-declared table changes (CASCADE, SET NULL, SET DEFAULT) count as declared too: guarding would take them along.
+that a downgrade lifts them first; guards that are lifted come before all else, as do those that are loosened
+for a change of their table. Tables whose rows a delete in a declared table changes (CASCADE, SET NULL, SET
+DEFAULT) count as declared too: guarding would take them along.
 """
 
 from collections import defaultdict
@@ -15,18 +16,24 @@ from alembic.operations import MigrateOperation, ops
 from sqlalchemy import Table
 
 from sqlguard.alembic.declared import Declaration, declaration
-from sqlguard.alembic.filters import BOOKKEEPING
+from sqlguard.alembic.filters import BOOKKEEPING, SCHEMA
 from sqlguard.alembic.keep import Kept, without_ours
-from sqlguard.alembic.operations import GuardOp, Mode, UnguardOp
+from sqlguard.alembic.operations import GuardOp, LoosenOp, Mode, UnguardOp
 from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import State, read_states
 
 Name = tuple[str, str]
-#: Guards of one kind go into one operation: mode, unique, existing mode, schema as the models write it.
-Kind = tuple[Mode, Any, Mode | None, str | None]
+#: Guards of one kind go into one operation: mode, unique, existing mode, schema as the models write it, and
+#: whether the table changes in the same revision.
+Kind = tuple[Mode, Any, Mode | None, str | None, bool]
 _REACHING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 #: A table that a soft delete reaches is guarded with it unless it is guarded already: so those come first.
 _ORDER = ("journal", "soft", "auto")
+
+
+def leave_out_sqlguard(_: AutogenContext, __: ops.UpgradeOps, schemas: set[str | None]) -> Any:
+    """Alembic's comparator for `schema`, before all others: what is in the schema `sqlguard` is not looked at."""
+    schemas.discard(SCHEMA)
 
 
 def compare_guards(
@@ -47,15 +54,20 @@ def compare_guards(
         states = read_states(conn)
     seen = {schema or default for schema in schemas}
     states = {name: state for name, state in states.items() if name[0] in seen or name in tables}
-    lifted = [name for name in states if _is_to_be_lifted(name, tables, wanted)]
+    dropped = {
+        (op.schema or default, op.table_name) for op in upgrade_ops.ops if isinstance(op, ops.DropTableOp)
+    }
+    lifted = [name for name in states if name in dropped or _is_to_be_lifted(name, tables, wanted)]
     without_ours(upgrade_ops, _kept(tables, wanted, states, lifted), default)
     changed = {
         (op.schema or default, op.table_name)
         for op in upgrade_ops.ops
         if isinstance(op, ops.ModifyTableOps) and any(map(_changes_shape, op.ops))
     }
-    upgrade_ops.ops[:0] = _lifts(lifted, states, default)
-    upgrade_ops.ops.extend(_guards(wanted, states, changed, tables))
+    guards = list(_guards(wanted, states, changed, tables))
+    loosened = [_made_way(guard) for guard in guards if guard.loosened]
+    upgrade_ops.ops[:0] = [*_lifts(lifted, states, default), *loosened]
+    upgrade_ops.ops.extend(guards)
     return None
 
 
@@ -104,15 +116,16 @@ def _kept(
         if declared.mode == "soft" and name not in states:
             kept[name] = Kept(model=tables[name])
     for name, state in states.items():
-        if state.mode != "soft":
-            continue
-        columns = frozenset(state.added_columns) if name in lifted else frozenset(BOOKKEEPING)
-        kept[name] = Kept(columns, state.replaced, tables.get(name))
+        stays_soft = state.mode == "soft" and name not in lifted
+        columns = frozenset(BOOKKEEPING if stays_soft else state.added_columns)
+        kept[name] = Kept(columns, state.replaced, tables.get(name), lifted=name in lifted)
     return kept
 
 
 def _changes_shape(op: MigrateOperation) -> bool:
-    """Whether guarding has to be gone through again after *op*: it depends on columns, keys and foreign keys."""
+    """Whether guarding depends on what *op* changes: columns, keys, foreign keys and unique indexes."""
+    if isinstance(op, ops.CreateIndexOp):
+        return bool(op.unique)
     return isinstance(
         op,
         ops.AddColumnOp
@@ -145,10 +158,23 @@ def _guards(
     for name, declared in sorted(wanted.items()):
         state = states.get(name)
         if state is None or _is_due(declared, state, is_changed=name in changed):
-            kinds[_kind(declared, state, tables[name].schema)].append(name[1])
-    for kind in sorted(kinds, key=lambda k: (_ORDER.index(k[0]), k[1], k[2] or "", k[3] or "")):
-        mode, unique, existing, schema = kind
-        yield GuardOp(kinds[kind], schema=schema, mode=mode, unique=unique, existing_mode=existing)
+            kinds[_kind(declared, state, tables[name].schema, is_changed=name in changed)].append(name[1])
+    for kind in sorted(kinds, key=lambda k: (_ORDER.index(k[0]), k[1], k[2] or "", k[3] or "", k[4])):
+        mode, unique, existing, schema, is_changed = kind
+        guard = GuardOp(kinds[kind], schema=schema, mode=mode, unique=unique, existing_mode=existing)
+        guard.loosened = is_changed
+        yield guard
+
+
+def _made_way(guard: GuardOp) -> LoosenOp:
+    """Return what begins the revision that *guard* ends."""
+    return LoosenOp(
+        guard.tables,
+        schema=guard.schema,
+        mode=guard.existing_mode or "auto",
+        next_mode=guard.mode,
+        unique=guard.unique,
+    )
 
 
 def _is_due(declared: Declaration, state: State, *, is_changed: bool) -> bool:
@@ -158,9 +184,9 @@ def _is_due(declared: Declaration, state: State, *, is_changed: bool) -> bool:
     return state.mode == "soft" and declared.unique == "partial" and state.unique == "keep"
 
 
-def _kind(declared: Declaration, state: State | None, schema: str | None) -> Kind:
+def _kind(declared: Declaration, state: State | None, schema: str | None, *, is_changed: bool) -> Kind:
     if state is None:
-        return declared.mode or "auto", declared.unique, None, schema
+        return declared.mode or "auto", declared.unique, None, schema, False
     existing: Any = state.mode
     mode: Any = existing if declared.mode == "auto" else declared.mode
-    return mode, declared.unique, existing, schema
+    return mode, declared.unique, existing, schema, is_changed

@@ -14,9 +14,10 @@ import psycopg
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
+from sqlalchemy import text
 
-from sqlguard.alembic import offline, tombstones
-from sqlguard.alembic.operations import GuardOp, UnguardOp
+from sqlguard.alembic import loosen, offline, tombstones
+from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
 from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import is_migrated
 from sqlguard.errors import GuardError, NotConfigured, SqlguardError
@@ -39,7 +40,9 @@ def guard(operations: Operations, op: GuardOp) -> None:
         return
     with _session(context) as conn:
         mode = None if op.mode == "auto" else op.mode
-        _tell(guard_tables(conn, labels(conn, op), mode, unique=op.unique))
+        reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique)
+        loosen.thaw(conn, [report.table for report in reports])
+        _tell(reports)
 
 
 def unguard(operations: Operations, op: UnguardOp) -> None:
@@ -57,6 +60,12 @@ def unguard(operations: Operations, op: UnguardOp) -> None:
         else:
             tombstones.refuse(conn, tables)
         _tell(unguard_tables(conn, tables))
+
+
+def make_way(operations: Operations, op: LoosenOp) -> None:
+    """Carry out `op.loosen_guard`, in the transaction of the migration."""
+    statement = loosen.statement(offline.parts(op))
+    operations.execute(text(statement.replace(":", "\\:")))
 
 
 def labels(conn: psycopg.Connection[Any], op: GuardOp | UnguardOp) -> list[str]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from alembic.operations import MigrateOperation, ops
-from sqlalchemy import Index, Table, UniqueConstraint
+from sqlalchemy import Index, Table, UniqueConstraint, text
 
 from sqlguard.alembic.filters import BOOKKEEPING, SCHEMA
+from sqlguard.postgres import walls_unique
 from sqlguard.postgres.walls_facts import Index as Unique
 
 
@@ -20,12 +21,14 @@ from sqlguard.postgres.walls_facts import Index as Unique
 class Kept:
     """
     What of one table is guarding's business: the bookkeeping columns that it adds and drops, and the unique
-    indexes that it has made partial. `model` is the table of the models, if it is still there.
+    indexes that it has made partial. `model` is the table of the models, if it is still there; `lifted` says
+    that the guard goes before the rest of the revision.
     """
 
     columns: frozenset[str] = frozenset(BOOKKEEPING)
     replaced: Sequence[Unique] = ()
     model: Table | None = None
+    lifted: bool = False
 
 
 def without_ours(
@@ -39,7 +42,7 @@ def without_ours(
         if isinstance(op, ops.ModifyTableOps):
             of_table = kept.get((op.schema or default_schema, op.table_name))
             if of_table is not None:
-                op.ops[:] = [one for one in op.ops if not _is_ours(one, of_table)]
+                op.ops[:] = [_unlifted(one, of_table) for one in op.ops if not _is_ours(one, of_table)]
             if not op.ops:
                 continue
         left.append(op)
@@ -61,6 +64,24 @@ def _is_ours(op: MigrateOperation, kept: Kept) -> bool:
             return bool(op.unique) and _has_become_partial(op.index_name, op.columns, kept)
         case _:
             return False
+
+
+def _unlifted(op: MigrateOperation, kept: Kept) -> MigrateOperation:
+    """Where the guard has been lifted, what was made partial is again what it was when *op* drops it."""
+    if not (kept.lifted and isinstance(op, ops.DropIndexOp)):
+        return op
+    unique = next((unique for unique in kept.replaced if unique.name == op.index_name), None)
+    if unique is None:
+        return op
+    was = walls_unique.original(unique)
+    if was["constraint"] is not None:
+        name, table = was["constraint"], op.table_name or ""
+        again = ops.CreateUniqueConstraintOp(name, table, unique.columns, schema=op.schema)
+        return ops.DropConstraintOp(name, table, type_="unique", schema=op.schema, _reverse=again)
+    for one in (op, op._reverse):  # noqa: SLF001 (Alembic has no other way to say what a downgrade makes)
+        if one is not None:
+            one.kw["postgresql_where"] = was["predicate"] and text(was["predicate"])
+    return op
 
 
 def _is_wanted(unique: Unique, kept: Kept) -> bool:

@@ -10,7 +10,7 @@ there.
 from alembic.runtime.migration import MigrationContext
 from psycopg import sql
 
-from sqlguard.alembic.operations import GuardOp, UnguardOp
+from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
 
 _CHECK = sql.SQL("""\
 -- Guards are put on and taken off by sqlguard itself, which reads the catalog first:
@@ -50,7 +50,7 @@ def names(op: GuardOp | UnguardOp) -> list[str]:
     return [".".join(part) for part in parts(op)]
 
 
-def parts(op: GuardOp | UnguardOp) -> list[tuple[str, ...]]:
+def parts(op: GuardOp | UnguardOp | LoosenOp) -> list[tuple[str, ...]]:
     """Return each table as (schema, name) or (name,); without a schema, a name may be `schema.table`."""
     if op.schema is not None:
         return [(op.schema, table) for table in op.tables]

@@ -1,8 +1,8 @@
 """
 The operations of a revision as values: what is to be guarded, without how (Alembic's own split).
 
-One class guards and one lifts the guard, for one table or many: the tables of one operation are looked at
-together, so that parents and children of foreign keys may come in any order.
+One class guards, one lifts the guard and one loosens it, for one table or many: the tables of one operation are
+looked at together, so that parents and children of foreign keys may come in any order.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,10 @@ class GuardOp(MigrateOperation):
     Guard *tables*; safe to repeat, and finishes what an earlier run left half done.
 
     *existing_mode* is the mode in which they are guarded already: what a downgrade goes back to. Without it
-    a downgrade lifts the guard.
+    a downgrade lifts the guard. *loosened* says that it follows a LoosenOp, which a downgrade then begins with.
     """
+
+    loosened = False
 
     def __init__(
         self,
@@ -87,6 +89,14 @@ class GuardOp(MigrateOperation):
         return operations.invoke(cls([name], schema=schema, mode="soft", unique=unique))
 
     def reverse(self) -> MigrateOperation:
+        if self.loosened and self.existing_mode is not None:
+            return LoosenOp(
+                self.tables,
+                schema=self.schema,
+                mode=self.mode,
+                next_mode=self.existing_mode,
+                unique=self.unique,
+            )
         if self.existing_mode is not None:
             return GuardOp(
                 self.tables,
@@ -173,6 +183,58 @@ class UnguardOp(MigrateOperation):
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         return ("unguard_tables", self.schema, self.tables)
+
+
+@Operations.register_operation("loosen_guard")
+@Operations.register_operation("loosen_guards")
+class LoosenOp(MigrateOperation):
+    """
+    Make way for a change of columns or keys of guarded *tables*; a GuardOp must follow the change.
+
+    PostgreSQL refuses to drop or retype a column that a trigger's condition names, and the walls name all. So
+    those triggers go, and agents' writes to the tables are frozen, with the commit of the migration's own
+    transaction; guarding again puts the triggers back and thaws. *mode* is the mode until now, *next_mode* the
+    one that follows.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[str],
+        *,
+        schema: str | None = None,
+        mode: Mode = "auto",
+        next_mode: Mode = "auto",
+        unique: UniqueChoice = "partial",
+    ) -> None:
+        self.tables = tuple(tables)
+        self.schema = schema
+        self.mode = mode
+        self.next_mode = next_mode
+        self.unique = unique
+
+    @classmethod
+    def loosen_guard(cls, operations: Operations, name: str, *, schema: str | None = None) -> Any:
+        """Make way for a change of the guarded table *name*; `op.guard_table` must follow the change."""
+        return operations.invoke(cls([name], schema=schema))
+
+    @classmethod
+    def loosen_guards(cls, operations: Operations, names: Sequence[str], *, schema: str | None = None) -> Any:
+        """Make way for a change of several guarded tables; `op.guard_tables` must follow the change."""
+        return operations.invoke(cls(names, schema=schema))
+
+    def reverse(self) -> MigrateOperation:
+        back = GuardOp(
+            self.tables,
+            schema=self.schema,
+            mode=self.mode,
+            unique=self.unique,
+            existing_mode=self.next_mode,
+        )
+        back.loosened = True
+        return back
+
+    def to_diff_tuple(self) -> tuple[Any, ...]:
+        return ("loosen_guards", self.schema, self.tables)
 
 
 def one_of(value: Any, choices: Sequence[str], name: str) -> Any:

@@ -13,9 +13,9 @@ from alembic.autogenerate.render import renderers
 from alembic.operations import Operations
 
 from sqlguard.alembic import execute
-from sqlguard.alembic.compare import compare_guards
-from sqlguard.alembic.operations import GuardOp, UnguardOp
-from sqlguard.alembic.render import render_guard, render_unguard
+from sqlguard.alembic.compare import compare_guards, leave_out_sqlguard
+from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
+from sqlguard.alembic.render import render_guard, render_loosen, render_unguard
 
 #: Within the namespace that `autogenerate_plugins` switches on by default; `~` before it switches it off.
 NAME = "alembic.autogenerate.sqlguard"
@@ -25,6 +25,7 @@ def setup(plugin: Any) -> None:
     """Register the comparator with *plugin*: Alembic's protocol for plugins."""
     from alembic.util import DispatchPriority  # noqa: PLC0415 (not there before 1.18)
 
+    plugin.add_autogenerate_comparator(leave_out_sqlguard, "schema", priority=DispatchPriority.FIRST)
     # Last: it reads what the comparison of tables has found.
     plugin.add_autogenerate_comparator(compare_guards, "schema", priority=DispatchPriority.LAST)
 
@@ -33,7 +34,9 @@ def register_operations() -> None:
     Operations.implementation_for(GuardOp)(execute.guard)
     Operations.implementation_for(UnguardOp)(execute.unguard)
     renderers.dispatch_for(GuardOp)(render_guard)
+    Operations.implementation_for(LoosenOp)(execute.make_way)
     renderers.dispatch_for(UnguardOp)(render_unguard)
+    renderers.dispatch_for(LoosenOp)(render_loosen)
 
 
 def register_comparator() -> None:

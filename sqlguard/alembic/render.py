@@ -5,7 +5,7 @@ from typing import Any
 
 from alembic.autogenerate.api import AutogenContext
 
-from sqlguard.alembic.operations import GuardOp, UnguardOp
+from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
 
 #: Registers the operations; a revision must not depend on what env.py imports.
 IMPORT = "import sqlguard.alembic  # op.guard_table and its kin"
@@ -23,6 +23,10 @@ def render_guard(context: AutogenContext, op: GuardOp) -> str:
 def render_unguard(context: AutogenContext, op: UnguardOp) -> str:
     options = {"schema": op.schema, "purge": op.purge or None, "restore": op.restore or None}
     return _call(context, "unguard_table", op.tables, options)
+
+
+def render_loosen(context: AutogenContext, op: LoosenOp) -> str:
+    return _call(context, "loosen_guard", op.tables, {"schema": op.schema})
 
 
 def _call(context: AutogenContext, function: str, tables: tuple[str, ...], options: dict[str, Any]) -> str:

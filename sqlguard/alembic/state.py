@@ -20,8 +20,6 @@ from sqlguard.postgres.walls_triggers import trigger_changes, wanted_functions, 
 
 _MIGRATED = "SELECT pg_catalog.to_regclass('sqlguard.guarded_table') IS NOT NULL"
 _SHAPES = "SELECT r, sqlguard.shape_key(r::oid::regclass) FROM unnest(%s::bigint[]) AS r"
-#: How the comment of an index begins that took the place of a unique constraint or a full unique index.
-_REPLACES = "sqlguard replaces "
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class _Reader:
             guarded.mode,
             guarded.options.get("unique", "partial"),
             tuple(c.name for c in root.columns if c.comment == BOOKKEEPING_COMMENT),
-            tuple(i for i in root.indexes if (i.comment or "").startswith(_REPLACES)),
+            tuple(filter(walls_unique.is_replacement, root.indexes)),
             tuple(self._stale(root, guarded)),
         )
 

@@ -29,6 +29,17 @@ def is_live_only(index: Index) -> bool:
     )
 
 
+def is_replacement(index: Index) -> bool:
+    """Whether *index* stands in the place of a constraint or an index over all rows."""
+    return (index.comment or "").startswith(_COMMENT)
+
+
+def original(index: Index) -> dict[str, Any]:
+    """Return what a replacement stands for: `constraint` (its name, or None), `definition`, `predicate`."""
+    kept: dict[str, Any] = json.loads((index.comment or "").removeprefix(_COMMENT))
+    return kept
+
+
 def convertible(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
     """Return the indexes to convert, with their tables; those of partitions go with their parent's."""
     return [
@@ -112,7 +123,7 @@ def restore(runner: Runner, facts: Facts, root: Relation) -> None:
     """Put the indexes and constraints back that `convert` replaced. There must be no deleted rows."""
     for relation in facts.tree(root):
         for index in relation.indexes:
-            if (index.comment or "").startswith(_COMMENT) and index.parent_index is None:
+            if is_replacement(index) and index.parent_index is None:
                 _put_back(runner, relation, index)
 
 
@@ -214,7 +225,7 @@ def _original(index: Index) -> dict[str, Any]:
 
 
 def _put_back(runner: Runner, relation: Relation, index: Index) -> None:
-    old = json.loads((index.comment or "").removeprefix(_COMMENT))
+    old = original(index)
     if relation.kind == "p":
         _put_back_partitioned(runner, relation, index, old)
         return
