@@ -32,6 +32,11 @@ class Decision:
         return self.statement.is_write
 
     @property
+    def needs_read_write(self) -> bool:
+        """Whether a READ ONLY transaction would stop it: row locks change nothing, and are no reads either."""
+        return self.statement.is_write or self.statement.locks_rows
+
+    @property
     def allowed(self) -> bool:
         return self.verdict.effect in (Effect.ALLOW, Effect.REWRITE)
 

@@ -103,6 +103,13 @@ class Executor:
 
     def _plain(self, decision: Decision, params: list[Any] | None) -> Outcome:
         text = gate.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
+        if decision.needs_read_write and not self.in_transaction:
+            with self.connection.transaction():
+                self.connection.execute("SET TRANSACTION READ WRITE")
+                return self._answer(decision, text, params)
+        return self._answer(decision, text, params)
+
+    def _answer(self, decision: Decision, text: str, params: list[Any] | None) -> Outcome:
         with self._cursor() as cursor:
             cursor.execute(text, params)
             return outcome_of(decision, cursor)

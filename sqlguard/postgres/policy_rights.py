@@ -118,14 +118,16 @@ def is_exact(policy: Policy, table: Table) -> bool:
 
 def _grant(policy: Policy, table: Table, catalog: Catalog) -> TableGrant | None:
     rule = policy.table_rule(table.schema, table.name)
-    # A partition is reached through its parent, whose row scope a direct look at it would go round.
-    if rule is None or (table.is_partition and not is_exact(policy, table)):
+    if rule is None:
         return None
     scopes = []
     for relative in (table, *_ancestors(table, catalog)):
         its = policy.table_rule(relative.schema, relative.name)
         if its is not None and its.rows is not None and its.rows not in scopes:
             scopes.append(its.rows)
+    if scopes and table.is_partition and not is_exact(policy, table):
+        # Reached through its parent: a pattern names no partition that would need a row scope of its own.
+        return None
     return TableGrant(table, rule, guard_of(table, catalog), tuple(scopes))
 
 

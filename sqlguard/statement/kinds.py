@@ -190,6 +190,10 @@ _HOLD = 0x0020
 
 def _declare(_: str, body: Body, catalog: Catalog, session: Session) -> Statement:
     inner = _inner(body["query"], catalog, session)
+    if "locks" in inner.details:
+        # A cursor locks the rows that are fetched, not all that its query has.
+        locks = [(r, Scope.MEASURED if scope is Scope.ALL else scope) for r, scope in inner.details["locks"]]
+        inner = replace(inner, details={**inner.details, "locks": locks})
     return _around(Kind.DECLARE, inner, body["portalname"], hold=bool(body.get("options", 0) & _HOLD))
 
 

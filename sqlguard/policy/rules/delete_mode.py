@@ -46,9 +46,14 @@ def _finding(write: Write, context: Context) -> Finding | None:
         return _refuse(f"`{shown}` belongs to the server", "leave it alone")
     granted = context.policy.table_rule(table.schema, table.name)
     if granted is None or granted.delete == "refuse":
-        return _refuse(
+        # A policy that does not speak of deleting is a role without DELETE: PostgreSQL's own SQLSTATE.
+        silent = granted is not None and "delete" not in granted.model_fields_set
+        return Finding(
+            "delete-mode",
+            Effect.REFUSE,
             f"this task may not delete rows of `{shown}`",
             "mark the rows with an UPDATE if the table has a column for that, or leave them",
+            sqlstate="42501" if silent else "SG002",
         )
     if write.view is not None:
         return _refuse(
