@@ -146,7 +146,7 @@ class Extended:
             self._send(_PARSE, body, Expect(Reply.PARSE))
             return True
         decision = decisions[0] if decisions else _EMPTY
-        if decision.is_write and not self._writable:
+        if decision.needs_read_write and not self._writable:
             return False
         self._prepare(parse, body, decision)
         return True
@@ -191,12 +191,9 @@ class Extended:
         if prepared.gate is not session.gate and (error := self._stale(decision)) is not None:
             self._refuse(_BIND, error)
             return True
-        if not decision.is_write:
-            bound = Portal(decision)
-        elif self._writable:
-            bound = Portal(decision, Bind.decode(body))
-        else:
+        if decision.needs_read_write and not self._writable:
             return False
+        bound = Portal(decision, Bind.decode(body) if decision.is_write else None)
         self._send(_BIND, body, Expect(Reply.BIND, done=self._portals.make(portal, bound)))
         return True
 

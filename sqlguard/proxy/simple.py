@@ -39,7 +39,7 @@ class Simple:
         if refused is not None:
             self._fail(session.refused(refused))
             return True
-        if any(d.is_write or control.is_followed(d) for d in decisions):
+        if any(d.needs_read_write or control.is_followed(d) for d in decisions):
             return False
         self._forward(text, decisions)
         return True
@@ -79,7 +79,10 @@ class Simple:
     async def _one(self, decision: Decision) -> None:
         session = self._session
         if not decision.is_write:
-            await control.carry_out(session, decision)
+            if decision.needs_read_write and session.books.status == b"I":
+                self._lock(decision)
+            else:
+                await control.carry_out(session, decision)
         elif session.books.status == b"E":
             self._forward(decision.text.encode(session.encoding), (decision,))
         else:
@@ -94,6 +97,18 @@ class Simple:
                 await repeats.simple(session, decision, action)
             else:
                 self._write(decision, action)
+
+    def _lock(self, decision: Decision) -> None:
+        """Run a query that locks rows: nothing is changed, so nothing is journaled."""
+        self._session.send_query(
+            "; ".join([WRITABLE, decision.text]),
+            Expect(
+                Reply.QUERY,
+                parts=(Part.SWALLOW, Part.PASS),
+                tags=(None, decision.tag),
+                position=behind([WRITABLE], decision),
+            ),
+        )
 
     def _write(self, decision: Decision, action: int) -> None:
         session = self._session
