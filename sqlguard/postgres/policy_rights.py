@@ -13,8 +13,8 @@ from sqlguard.catalog import Catalog, Column, Guard, Table
 from sqlguard.errors import PolicyError
 from sqlguard.policy.calls import rule_for
 from sqlguard.policy.context import Context
-from sqlguard.policy.model import FunctionRule, Policy, TableRule
 from sqlguard.policy.guards import guard_of
+from sqlguard.policy.model import FunctionRule, Policy, TableRule
 
 #: What a pattern can mean; sequences come with the tables that use them.
 _KINDS = "rpvmf"
