@@ -7,12 +7,12 @@ END $$;
 DROP FUNCTION sqlguard.check_children(), sqlguard.refuse_violation(text, oid, oid, text[], text),
     sqlguard.still_refers(oid, text, text, text[]),
     sqlguard.act_on_reference(text, oid, oid, "char", boolean, text[], text[], text[], text[], text),
-    sqlguard.act_on_references(sqlguard.change_set), sqlguard.mode_of(oid), sqlguard.target(oid), sqlguard.is_referenced(oid),
+    sqlguard.act_on_references(sqlguard.change_set), sqlguard.mode_of(oid), sqlguard.target(oid), sqlguard.is_referenced(oid), sqlguard.rows_may_change(oid),
     sqlguard.references_to(oid), sqlguard.cascade(bigint), sqlguard.stamp(), sqlguard.refuse_stamp(),
     sqlguard.refuse_truncate(), sqlguard.check_share(bigint, xid8, oid, text, bigint, double precision),
     sqlguard.refuse_excess(bigint, xid8, text), sqlguard.refuse_frozen(oid, text), sqlguard.keep_shape(bigint, oid),
     sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
-    sqlguard.shape_key(regclass);
+    sqlguard.judge(oid, text, xid8, text), sqlguard.shape_key(regclass);
 DROP TABLE sqlguard.cascade_run;
 ALTER TABLE sqlguard.shape DISABLE TRIGGER append_only;
 DELETE FROM sqlguard.shape s USING sqlguard.shape t WHERE s.id = t.id AND s.ctid > t.ctid;

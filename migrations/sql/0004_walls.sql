@@ -28,7 +28,35 @@ CREATE INDEX shape_id ON sqlguard.shape (id);
 -- trigger so: settings and advisory locks can be made by the session itself.
 CREATE UNLOGGED TABLE sqlguard.cascade_run (txid xid8 PRIMARY KEY);
 
--- Writes that go through while a task may not write are refused here, so each capture function calls this even
+-- The quick half of the judgement, one look-up that the capture functions' plans take in (it is inlined, so it
+-- must stay a plain STABLE query): how many rows may be changed without any further question. Null or no row:
+-- ask `note_change`, which knows every reason.
+CREATE FUNCTION sqlguard.judge(root oid, operation text, tx xid8, wanted text)
+    RETURNS TABLE (task_id text, action_id bigint, remaining bigint)
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT t.id,
+               (SELECT a.id FROM sqlguard.action a
+                WHERE a.task_id = t.id
+                    AND a.id = CASE WHEN wanted ~ '^[0-9]{1,18}$' THEN wanted::bigint END),
+               CASE WHEN t.state = 'open' AND l.state IN ('live', 'creating')
+                        AND t.expires_at > clock_timestamp() AND l.expires_at > clock_timestamp()
+                        AND current_setting('transaction_isolation') = 'read committed'
+                        AND NOT EXISTS (SELECT FROM sqlguard.freeze f WHERE f.thawed_at IS NULL)
+                        AND (operation <> 'soft_delete' OR p.delete_mode = 'soft')
+                    THEN least(coalesce(p.max_rows, 9223372036854775807),
+                               CASE WHEN operation <> 'insert' AND p.max_share < 1 THEN 9 END)
+                        - (SELECT coalesce(sum(c.rows), 0)::bigint FROM sqlguard.change_set c
+                           WHERE c.txid = tx AND c.statement_at = statement_timestamp())
+               END
+        FROM sqlguard.lease l
+        JOIN sqlguard.task t ON t.id = l.task_id
+        JOIN sqlguard.policy_table p
+            ON p.policy = t.policy AND p.version = t.policy_version AND p.relid = root
+        WHERE l.role = session_user
+    $$;
+
+-- The whole judgement. Writes that go through while a task may not write are refused here, so it is asked even
 -- when no row was changed. Returns nothing; raises SG004, SG005, SG006 or 42501.
 CREATE FUNCTION sqlguard.note_change(
     change bigint, relation oid, root oid, relation_schema text, relation_name text, operation text, changed bigint,
@@ -268,6 +296,16 @@ CREATE FUNCTION sqlguard.references_to(relation oid)
         ORDER BY t.tgname
     $$;
 
+-- Whether a BEFORE ROW trigger of someone else can change a row while it is being deleted. STABLE, so that it is
+-- asked once per statement where it matters.
+CREATE FUNCTION sqlguard.rows_may_change(relation oid) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger t
+                       WHERE t.tgrelid = relation AND NOT t.tgisinternal AND (t.tgtype & 19) = 19
+                           AND t.tgname <> 'zz_sqlguard_stamp')
+    $$;
+
 -- Whether any foreign key refers to rows of a relation: asked at every soft delete, so asked cheaply.
 CREATE FUNCTION sqlguard.is_referenced(relation oid) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
@@ -423,6 +461,7 @@ CREATE FUNCTION sqlguard.check_children() RETURNS trigger
 
 -- Only the walls themselves call these; the triggers' functions can't be called by hand at all.
 REVOKE EXECUTE ON FUNCTION
+    sqlguard.judge(oid, text, xid8, text),
     sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
     sqlguard.keep_shape(bigint, oid), sqlguard.refuse_frozen(oid, text),
     sqlguard.refuse_excess(bigint, xid8, text),

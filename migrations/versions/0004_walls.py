@@ -1,11 +1,9 @@
 """What the table walls share: change sets with caps and freeze, referential actions of soft deletes."""
 
-from pathlib import Path
-
 from sqlguard.postgres.migrate import run_sql
 
 revision = "0004"
-down_revision = "0003" if list(Path(__file__).parent.glob("0003_*.py")) else "0002"
+down_revision = "0003"
 
 
 def upgrade() -> None:
