@@ -132,7 +132,7 @@ def _revocations(conn: Connection, role: str) -> list[sql.Composed]:
     ]
 
 
-def _attempt(conn: Connection, role: str, text: sql.Composable) -> str | None:
+def _attempt(conn: Connection, role: str, text: sql.Composed) -> str | None:
     try:
         with conn.transaction():
             conn.execute(text)

@@ -272,6 +272,6 @@ def _unknown_functions(policy: Policy, catalog: Catalog) -> Iterator[str]:
 
 
 def _known(key: str, catalog: Catalog) -> bool:
-    alone = Policy.model_construct(functions={key: FunctionRule()})
+    alone = Policy.model_construct(name="alone", functions={key: FunctionRule()})
     context = Context(catalog, alone, None)
     return any(rule_for(function, context) is not None for function in catalog.functions.values())
