@@ -51,7 +51,9 @@ ACTION_FIELDS = (
     "backend_pid",
 )
 EVENT_FIELDS = ("id", "action_id", "task_id", "at", "kind", "detail", "by")
-EVENT_KINDS = frozenset({"previewed", "approved", "started", "committed", "failed", "undone", "reconciled"})
+EVENT_KINDS = frozenset(
+    {"previewed", "approved", "started", "committed", "failed", "undone", "reconciled", "erased"}
+)
 #: The previous hash of a chain's first entry.
 GENESIS = b""
 
@@ -121,12 +123,18 @@ def chained(previous: bytes, values: Sequence[str | None]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One stored entry of a chain: its id, its values in the order of the FIELDS, and the stored hashes."""
+    """
+    One stored entry of a chain: its id, its values in the order of the FIELDS, and the stored hashes.
+
+    `erased` is the hash of what is left of an entry that was erased in part, as the chain's own record of the
+    erasure has it; the entry keeps the hash that it was written with, and the chain goes on with that.
+    """
 
     id: int
     values: tuple[str | None, ...]
     prev_hash: bytes | None
     hash: bytes | None
+    erased: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,7 @@ def faults(task: str, chain: str, links: Iterable[Link], head: Head | None) -> l
             found.append(
                 Fault(task, chain, link.id, "does not follow the entry before it: one was removed or moved")
             )
-        if link.hash != chained(link.prev_hash or GENESIS, link.values):
+        if (link.erased or link.hash) != chained(link.prev_hash or GENESIS, link.values):
             found.append(Fault(task, chain, link.id, "was changed after it was written"))
         previous = link.hash or GENESIS
     if head is None:

@@ -59,7 +59,9 @@ def restore(  # noqa: PLR0913 (one argument per flag)
         raise Refused("rows are named by keys or by a condition", hint="give --key or --where")
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"on_conflict is one of {', '.join(ON_CONFLICT)}")
-    asked = {"action": action, "table": table, "keys": list(keys) or None, "where": where}
+    # The record of a restore lasts; the values that name a person must not.
+    named = None if table is None else "by key" if keys else "by condition"
+    asked = {"action": action, "table": table, "rows": named}
     run = _Restore(
         conn,
         tuple((k, v) for k, v in asked.items() if v is not None),
