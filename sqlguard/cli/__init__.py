@@ -8,7 +8,7 @@ import sys
 import psycopg
 import typer
 
-from sqlguard.cli import absent, database, demo, history, policies, serve, statements, tasks
+from sqlguard.cli import absent, database, demo, history, policies, retention, serve, statements, tasks
 from sqlguard.cli.common import state
 from sqlguard.cli.output import err, print_error, print_exception
 from sqlguard.errors import SqlguardError
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for group in (demo, database, policies, tasks, statements, history, serve, absent):
+for group in (demo, database, policies, tasks, statements, history, retention, serve, absent):
     group.register(app)
 
 

@@ -14,6 +14,7 @@ from sqlguard.errors import GuardError
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
+from sqlguard.postgres.policy_apply import refresh_policies
 
 #: From so many tables on a progress bar is shown.
 _MANY = 20
@@ -73,6 +74,8 @@ def guard(
         reports, refused = _guard_each(
             conn, names, mode=None if mode == "auto" else mode, unique=unique, accept=accept or ()
         )
+        # What policies grant depends on how a table is guarded.
+        refresh_policies(conn)
     _show(reports, refused, as_json=as_json)
     if refused:
         raise typer.Exit(GuardError.exit_status)
@@ -111,6 +114,7 @@ def unguard(tables: Tables = None, *, dsn: Dsn = None, as_json: Json = False) ->
         raise typer.BadParameter("name tables")
     with operator(dsn) as conn:
         reports = unguard_tables(conn, tables)
+        refresh_policies(conn)
     _show(reports, [], as_json=as_json)
 
 

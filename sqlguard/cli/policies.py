@@ -1,6 +1,7 @@
 """`policy check`, `policy apply`, `policy test`, `policy explain`, `policy schema`."""
 
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,12 @@ from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.judging import decided, load_policies, policy_paths, read_policy
 from sqlguard.cli.output import out, print_json
 from sqlguard.cli.statements import check as check_statement
-from sqlguard.errors import PolicyError
+from sqlguard.errors import GuardError, PolicyError
 from sqlguard.policy import Policy
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import policy_apply
+from sqlguard.postgres.catalog_reader import read_catalog
+from sqlguard.postgres.guard_table import guard_tables
 
 group = typer.Typer(help="Policies: what a task may do.", no_args_is_help=True)
 Files = Annotated[
@@ -47,11 +50,20 @@ def apply(
     existing: Annotated[
         str, typer.Option(help="Open tasks: `keep` their policy version, or `drop` to this one at once.")
     ] = "keep",
+    guard: Annotated[
+        bool,
+        typer.Option(
+            "--guard/--no-guard", help="Guard tables that agents may write to as `journal`, if they are not."
+        ),
+    ] = True,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """
     Turn policies into database roles, grants and row-level security, in one transaction each. Safe to repeat.
+
+    No write is granted on a table that is not guarded, because nothing would keep what it destroys. So such tables
+    are guarded in journal mode first: triggers, no columns. Use `sqlguard guard` before to have them as `soft`.
 
     Example: sqlguard policy apply support --dry-run
     """
@@ -59,7 +71,10 @@ def apply(
         raise typer.BadParameter("--existing is keep or drop")
     policies = load_policies(files)
     with operator(dsn) as conn:
-        applied = [_applied(conn, policy, existing, dry_run=dry_run) for policy in policies]
+        applied = []
+        for policy in policies:
+            guarded = guard_writable(conn, policy, dry_run=dry_run) if guard else []
+            applied.append({**_applied(conn, policy, existing, dry_run=dry_run), "guarded": guarded})
     if as_json:
         print_json({"policies": applied, "dry_run": dry_run})
     else:
@@ -84,7 +99,33 @@ def _applied(
     }
 
 
+def guard_writable(conn: psycopg.Connection[Any], policy: Policy, *, dry_run: bool) -> list[str]:
+    """Guard the tables that *policy* lets agents write to and that are not guarded yet; return their names."""
+    catalog = read_catalog(conn)
+    unguarded = [
+        t.qualified
+        for t in catalog.tables.values()
+        if t.kind in ("r", "p")
+        and t.schema != "sqlguard"
+        and t.extension is None
+        and not t.parents
+        and t.guard is None
+        and (rule := policy.table_rule(t.schema, t.name)) is not None
+        and (rule.insert or rule.update or rule.delete == "journal")
+    ]
+    done = []
+    for name in sorted(unguarded):
+        # One that can't be guarded is left alone: the policy then grants no write on it, and says so.
+        with suppress(GuardError):
+            if not dry_run:
+                guard_tables(conn, [name], "journal")
+            done.append(name)
+    return done
+
+
 def _show(one: dict[str, Any], *, dry_run: bool) -> None:
+    for name in one["guarded"]:
+        out.print(f"{'-- would guard' if dry_run else 'guarded'} {name} as journal", markup=False)
     if dry_run:
         out.print(f"-- {one['policy']}", markup=False)
         for text in one["statements"]:
