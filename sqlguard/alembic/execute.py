@@ -8,11 +8,10 @@ built CONCURRENTLY in a transaction and no lock may be held for longer than one 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import text
 
@@ -22,6 +21,9 @@ from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import is_migrated
 from sqlguard.errors import GuardError, NotConfigured, SqlguardError
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables
+
+if TYPE_CHECKING:
+    from alembic.runtime.migration import MigrationContext
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ def labels(conn: psycopg.Connection[Any], op: GuardOp | UnguardOp) -> list[str]:
 
 
 @contextmanager
-def _session(context: MigrationContext) -> Iterator[psycopg.Connection[Any]]:
+def _session(context: "MigrationContext") -> Iterator[psycopg.Connection[Any]]:
     """Yield the connection to guard with; what goes wrong becomes an error that Alembic prints without a trace."""
     if getattr(context, "_in_external_transaction", False):
         raise CommandError(
