@@ -9,7 +9,7 @@ one is not understood. The handlers of columns and calls are here, those of othe
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.protobuf import json_format
 from postgast import pg_query_pb2
 
 from sqlguard import functions
