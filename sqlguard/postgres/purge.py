@@ -133,7 +133,7 @@ class _Run:
             self.cutoff,
             purge=None if dry_run else self.id,
             dry_run=dry_run,
-            tables=tuple(tables),
+            tables=tuple(sorted(tables, key=lambda t: t.table)),
             blocked=blocked,
         )
 

@@ -194,9 +194,11 @@ class Choice:
                     " AND r.removal_id IS NULL ON CONFLICT DO NOTHING"
                 ).format(source(one), wanted)
             )
-        if not root.key_columns:
-            return
-        # What is there by now needs no restore; a key that was deleted more than once comes back as it was last.
+        if root.key_columns:
+            self._newest_only(root, target)
+
+    def _newest_only(self, root: Relation, target: Target) -> None:
+        """Leave out rows that are there by now; a key that was deleted more than once comes back as it was last."""
         self.conn.execute(
             sql.SQL(
                 "DELETE FROM pg_temp.sqlguard_pick p USING sqlguard.row_change r, {table} AS {row}"
