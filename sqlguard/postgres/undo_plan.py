@@ -187,7 +187,10 @@ def _same_statement(unit: Sequence[ChangeSet], one: ChangeSet) -> bool:
 
 
 def _follows(unit: Sequence[ChangeSet], one: ChangeSet, edges: Sequence[Reference]) -> bool:
-    """Tell whether *one* can be what a foreign key did because of a member of *unit*."""
+    """
+    Tell whether *one* can be what a foreign key did because of a member of *unit*, or what it let pass because
+    parent and child went in one statement (a WITH query): either way the parent has to be there first.
+    """
     for edge in edges:
         if edge.child != one.relid:
             continue
@@ -195,7 +198,8 @@ def _follows(unit: Sequence[ChangeSet], one: ChangeSet, edges: Sequence[Referenc
             # The walls' own referential actions of a soft delete run one level deeper.
             if member.relid != edge.parent or member.depth > one.depth:
                 continue
-            removed = member.op in ("delete", "soft_delete") and edge.on_delete in "cnd"
+            both = one.op in ("delete", "soft_delete")
+            removed = member.op in ("delete", "soft_delete") and (both or edge.on_delete in "cnd")
             moved = member.op in ("update", "rekey") and edge.on_update in "cnd"
             if (removed or moved) and one.op != "insert":
                 return True

@@ -2,34 +2,72 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
 
 from sqlguard.ports import free_port
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
 from sqlguard.settings import Settings
 
+T = TypeVar("T")
+# Tracebacks with all local variables take seconds to print.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
+
+@dataclass
+class Proxy:
+    """A running proxy; look into it only through `call`, on its own loop."""
+
+    port: int
+    server: Server
+    operator: Operator
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(20)
+
+    @property
+    def sessions(self) -> int:
+        async def count() -> int:
+            return self.server.sessions
+
+        return self.call(count)
+
 
 @contextmanager
-def proxied(dsn: str, *, catalog_check_seconds: float = 0.2) -> Iterator[int]:
-    """Serve the operator's *dsn* and yield the port; everything is closed behind the block."""
+def proxy(dsn: str, **settings: Any) -> Iterator[Proxy]:
+    """Serve the operator's *dsn*; everything is closed behind the block."""
     port = free_port()
-    settings = Settings(
-        dsn=dsn,
-        listen=f"127.0.0.1:{port}",
-        backend_tls="disable",
-        catalog_check_seconds=catalog_check_seconds,
-    )
-    operator = Operator(dsn, catalog_check_seconds=catalog_check_seconds)
+    given: dict[str, Any] = {
+        "dsn": dsn,
+        "listen": f"127.0.0.1:{port}",
+        "backend_tls": "disable",
+        "catalog_check_seconds": 0.2,
+        **settings,
+    }
+    configured = Settings(**given)
+    operator = Operator(dsn, catalog_check_seconds=configured.catalog_check_seconds)
     operator.start()
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     ready = threading.Event()
     stop = asyncio.Event()
+    made: list[Server] = []
 
     async def run() -> None:
-        server = Server(settings, operator)
+        server = Server(configured, operator)
         await server.start()
+        made.append(server)
         ready.set()
         await stop.wait()
         await server.stop()
@@ -38,9 +76,16 @@ def proxied(dsn: str, *, catalog_check_seconds: float = 0.2) -> Iterator[int]:
     thread.start()
     try:
         assert ready.wait(20)
-        yield port
+        yield Proxy(port, made[0], operator, loop)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=20)
-        loop.close()
         operator.stop()
+        loop.close()
+
+
+@contextmanager
+def proxied(dsn: str, **settings: Any) -> Iterator[int]:
+    """Serve the operator's *dsn* and yield the port."""
+    with proxy(dsn, **settings) as running:
+        yield running.port
