@@ -51,12 +51,19 @@ def convertible(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
 
 
 def invalid(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
-    """Return the indexes over live rows that some failed REINDEX or copy has left without force."""
+    """
+    Return the indexes over live rows that some failed REINDEX or copy has left without force.
+
+    Half-built replacements are not among them: `convert` drops those and builds them again.
+    """
     return [
         (relation, index)
         for relation in facts.tree(root)
         for index in relation.indexes
-        if is_live_only(index) and not index.valid and relation.kind == "r"
+        if is_live_only(index)
+        and not index.valid
+        and relation.kind == "r"
+        and index.name not in {_new_name(i.name) for i in relation.indexes}
     ]
 
 
