@@ -271,6 +271,17 @@ class Catalog:
         return {t.oid: g for t in self.tables.values() if (g := self._soft_guard(t)) is not None}
 
     @cached_property
+    def soft_names(self) -> frozenset[str]:
+        """The names of the soft tables, whatever schema they are in."""
+        return frozenset(self.tables[oid].name for oid in self.soft)
+
+    @cached_property
+    def soft_bookkeeping(self) -> frozenset[str]:
+        """Lower-case names of the columns that some soft table hides, as a text may contain them."""
+        hidden = (name for t in self.soft.values() if t.guard is not None for name in t.guard.bookkeeping)
+        return frozenset(name.lower().replace('"', '""') for name in hidden)
+
+    @cached_property
     def soft_spellings(self) -> tuple[bytes, ...]:
         """
         Lower-case UTF-8 of every name by which a text can reach a soft table.

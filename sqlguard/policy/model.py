@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -17,6 +18,8 @@ from sqlguard.errors import PolicyError
 
 Tier = Literal["reversible", "costly", "compensable", "irreversible"]
 DeleteMode = Literal["soft", "journal", "refuse"]
+#: Tables whose rules a policy keeps ready.
+_REMEMBERED = 10_000
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -117,6 +120,22 @@ class Policy(_Model):
         Key by key the most specific pattern that sets the key wins, so `[tables."public.*"] select = true`
         goes on for a table that has a section of its own.
         """
+        tables, rules = self._rules
+        if tables is not self.tables:  # a copy with other tables takes the cache of the first one along
+            return self._table_rule(schema, name)
+        key = (schema, name)
+        if key not in rules:
+            # A text can name tables that are not there.
+            if len(rules) >= _REMEMBERED:
+                rules.clear()
+            rules[key] = self._table_rule(schema, name)
+        return rules[key]
+
+    @cached_property
+    def _rules(self) -> tuple[Mapping[str, TableRule], dict[tuple[str, str], TableRule | None]]:
+        return self.tables, {}
+
+    def _table_rule(self, schema: str, name: str) -> TableRule | None:
         full = f"{schema}.{name}"
         matching = [p for p in self.tables if fnmatchcase(full, p if "." in p else f"public.{p}")]
         if not matching:

@@ -7,6 +7,7 @@ mean another column than it did, or two: it is qualified with the one it meant. 
 them: it becomes a row of the visible columns, under the same name and with the same field names.
 """
 
+from itertools import islice
 from typing import Any
 
 from sqlguard.catalog import Table
@@ -153,16 +154,17 @@ def version_column(scope: Scope, names: list[str]) -> None:
 
 def _bare(work: Work, scope: Scope, ref: Any, name: str) -> bool:
     """Deal with a bare name that a bookkeeping column may have caught; True if nothing is left to do."""
-    caught = unsure = False
-    for level in scope.levels():
+    caught = False
+    for depth, level in enumerate(scope.levels(), 1):
         found = level.candidates(name)
+        if not found:
+            continue
         visible = [(i, c) for i, c in found if not c.hidden]
         caught = caught or len(visible) < len(found)
-        unsure = unsure or any(i.open for i in level.items())
         if len(visible) > 1 or (visible and not caught):
             return True
         if visible:
-            if unsure:
+            if any(i.open for inner in islice(scope.levels(), depth) for i in inner.items()):
                 break
             first, last = extent(work, ref)
             _replace(work, first, last, _qualified(scope, level, visible[0][0], name))

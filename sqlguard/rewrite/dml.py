@@ -136,6 +136,8 @@ def returning(work: Work, node: Any, scope: Scope, item: Item, ctes: Ctes) -> Co
         for option in (o.returning_option for o in clause.options):
             names = {n: o for n, o in names.items() if o != option.option} | {option.value: option.option}
         for name, which in names.items():
+            if not work.source.may_name(name):
+                continue
             role = "new" if which == pg.RETURNING_OPTION_NEW and item.role == "deleted" else ""
             if scope.named(name) is None:
                 scope.elements.append(replace(item, name=name, table=None, bare=False, role=role))

@@ -1,16 +1,19 @@
 """
 One statement in, the text to run out.
 
-Most statements touch no soft table: they are told by their text alone and returned as they came. The others
-are parsed, walked (`walk`), spliced (`edits`) and proved (`proof`).
+Most statements touch no soft table: they are told by their text alone and returned as they came. So are those
+that touch one in a plain way (`plain`). The others are parsed, walked (`walk`), spliced (`edits`) and proved
+(`proof`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlguard.catalog import Catalog
 from sqlguard.errors import Refused
 from sqlguard.rewrite import walk
 from sqlguard.rewrite.names import SoftTables
+from sqlguard.rewrite.plain import is_plain
 from sqlguard.rewrite.proof import prove
 from sqlguard.rewrite.result import Rewritten
 from sqlguard.rewrite.source import Source, parse
@@ -18,14 +21,22 @@ from sqlguard.rewrite.work import Work
 from sqlguard.statement.model import Session
 
 
-def rewrite(text: str, tree: Any, catalog: Catalog, session: Session) -> Rewritten:
+def rewrite(
+    text: str,
+    tree: Any,
+    catalog: Catalog,
+    session: Session,
+    *,
+    read: Mapping[str, Any] | None = None,
+) -> Rewritten:
     """
     Return what is to be run for *text*, one statement; raise Refused where that can't be exact.
 
     *tree* is the libpg_query node that was judged, wherever its places count from; the proof is against it.
+    *read* is the same as libpg_query's JSON, if the caller has it: most reads need no other parse then.
     """
     tables = SoftTables(catalog, session)
-    if not tables.may_concern(text):
+    if not tables.may_concern(text) or is_plain(text, read, tables):
         return Rewritten(text)
     own = parse(text)
     work = Work(Source(text), tables)

@@ -111,7 +111,10 @@ class Scope:
 
     def candidates(self, name: str) -> list[tuple[Item | None, Column]]:
         """Return the columns that a bare *name* could mean in this level; no item for a merged one."""
-        return [found for element in self.elements for found in _candidates(element, name)]
+        found: list[tuple[Item | None, Column]] = []
+        for element in self.elements:
+            _candidates(element, name, found)
+        return found
 
     def qualifier(self, item: Item) -> str:
         """Return the text that names *item*, with its schema where the level has two of that name."""
@@ -157,15 +160,15 @@ def hides(element: Element) -> bool:
     return any(item.hides for item in items(element))
 
 
-def _candidates(element: Element, name: str) -> Iterator[tuple[Item | None, Column]]:
+def _candidates(element: Element, name: str, found: list[tuple[Item | None, Column]]) -> None:
     if isinstance(element, Item):
         if element.bare:
-            yield from ((element, c) for c in element.columns if c.name == name)
+            found += [(element, column) for column in element.columns if column.name == name]
     elif name in element.merged:
-        yield None, Column(name)
+        found.append((None, Column(name)))
     else:
-        yield from _candidates(element.left, name)
-        yield from _candidates(element.right, name)
+        _candidates(element.left, name, found)
+        _candidates(element.right, name, found)
 
 
 def expand(scope: Scope, element: Element) -> list[str]:

@@ -8,6 +8,7 @@ tables are named anywhere in it and takes every reference by that name to mean a
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -53,10 +54,9 @@ def messages(node: Any) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Sight:
+class _Names:
     """`hidden`: name of a FROM item -> columns it may hide; `rows`: the same -> columns that it shows."""
 
-    tables: SoftTables
     hidden: dict[str, set[str]]
     rows: dict[str, set[tuple[str, ...]]]
     #: Columns are merged or renamed somewhere: a star may give another order and names than a table's.
@@ -64,7 +64,7 @@ class Sight:
     ctes: frozenset[str]
 
     @classmethod
-    def of(cls, tree: Any, tables: SoftTables) -> "Sight":
+    def of(cls, tree: Any, tables: SoftTables) -> "_Names":
         """Read *tree*."""
         found: dict[str, list[Any]] = {}
         for node in messages(tree):
@@ -91,10 +91,22 @@ class Sight:
             j.is_natural or j.using_clause or j.HasField("alias") for j in joins
         )
         ctes = frozenset(c.ctename for c in found.get("CommonTableExpr", ()))
-        return cls(tables, hidden, rows, loose, ctes)
+        return cls(hidden, rows, loose, ctes)
+
+
+class Sight:
+    """What is in sight anywhere in *tree*; the names are read when they are first asked for."""
+
+    def __init__(self, tree: Any, tables: SoftTables) -> None:
+        self.tables = tables
+        self._tree = tree
+
+    @cached_property
+    def _names(self) -> _Names:
+        return _Names.of(self._tree, self.tables)
 
     def any_hidden(self, names: Sequence[str]) -> bool:
-        return any(name in columns for columns in self.hidden.values() for name in names)
+        return any(name in columns for columns in self._names.hidden.values() for name in names)
 
     def is_star(self, entry: Any) -> bool:
         return names_of(_value(entry))[-1:] == [STAR]
@@ -112,19 +124,19 @@ class Sight:
             found.append((tuple(names[:-1]), names[-1]))
         groups = [(o, tuple(n for _, n in g)) for o, g in groupby(found, key=lambda pair: pair[0])]
         named = [o[-1] if o else None for o, _ in groups]
-        if not owner and not (set(named) <= {*owners, None} if self.loose else named == list(owners)):
+        if not owner and not (set(named) <= {*owners, None} if self._names.loose else named == list(owners)):
             return False
         return all(self._may_show(o, names) for o, names in groups)
 
     def _may_show(self, owner: tuple[str, ...], names: tuple[str, ...]) -> bool:
         name = owner[-1] if owner else None
         if names == (STAR,):
-            return name not in self.hidden or name in self.ctes
+            return name not in self._names.hidden or name in self._names.ctes
         if name is None:
             return not self.any_hidden(names)
-        if set(names) & self.hidden.get(name, set()) or len(set(names)) < len(names):
+        if set(names) & self._names.hidden.get(name, set()) or len(set(names)) < len(names):
             return False
-        return self.loose or names in self.rows.get(name, ())
+        return self._names.loose or names in self._names.rows.get(name, ())
 
     def owners(self, nodes: Sequence[Any]) -> list[str | None]:
         """Return the names that FROM items can be called by, in order; None for one without a name."""
@@ -137,10 +149,10 @@ class Sight:
                 found += self.owners([value.larg]) + self.owners([value.rarg])
                 if value.HasField("join_using_alias"):
                     found.append(value.join_using_alias.aliasname)
+            elif kind == "range_var":
+                found.append(name_of(value))
             elif value.HasField("alias"):
                 found.append(value.alias.aliasname)
-            elif kind == "range_var":
-                found.append(value.relname)
             else:
                 found.append(_called(kind, value))
         return found
@@ -156,7 +168,7 @@ class Sight:
         if kind == "join_expr" and not value.HasField("alias"):
             left, right = self._columns(value.larg), self._columns(value.rarg)
             return None if left is None or right is None else left | right
-        if kind != "range_var" or value.alias.colnames or value.relname in self.ctes:
+        if kind != "range_var" or value.alias.colnames or value.relname in self._names.ctes:
             return None
         table = self.tables.resolve(value)
         hidden = self.tables.hidden(table)
@@ -168,7 +180,7 @@ class Sight:
             len(new) > 1
             and new[-1:] == old
             and self.any_hidden(old)
-            and old[0] not in self.hidden.get(new[-2], set())
+            and old[0] not in self._names.hidden.get(new[-2], set())
         )
 
     def is_row_of(self, old: list[str], link: Any) -> bool:
@@ -221,6 +233,12 @@ class Sight:
         if kind != "null_test" or test.nulltesttype != pg.IS_NULL:
             return False
         return names_of(test.arg) == [DELETED_AT]
+
+
+def name_of(relation: Any) -> str:
+    """Return what the columns of a RangeVar are qualified with."""
+    name: str = relation.alias.aliasname if relation.HasField("alias") else relation.relname
+    return name
 
 
 def _table(node: Any, tables: SoftTables) -> tuple[str, Table | None]:

@@ -60,7 +60,12 @@ class Source:
         self.tokens = tuple(
             Token(t.token, t.start, t.end) for t in postgast.scan(text).tokens if t.token not in COMMENTS
         )
+        self._content = text.lower()
         self._starts = [t.start for t in self.tokens]
+
+    def may_name(self, name: str) -> bool:
+        """Say whether the text may have the identifier *name* in it; False is certain."""
+        return name.lower().replace('"', '""') in self._content or "u&" in self._content
 
     def __getitem__(self, index: int) -> Token:
         return self.tokens[index]

@@ -6,7 +6,7 @@ Each visit returns the columns that a query gives, as the agent knows them, so t
 what it has in FROM. CTEs are a mapping that is passed down; a Scope is made for each level of FROM.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from postgast import pg_query_pb2 as pg
@@ -27,6 +27,9 @@ CONTAINERS = {
     "create_table_as_stmt": "query",
     "view_stmt": "query",
 }
+#: Nodes without anything in them that could be visited, and the values of fields that are no nodes.
+_LEAVES = frozenset({"a_const", "string", "integer", "float", "boolean", "bit_string", "param_ref", "a_star"})
+_PLAIN = frozenset({str, bytes, int, float, bool})
 
 
 def statement(work: Work, node: Any) -> None:
@@ -181,26 +184,40 @@ def entries(work: Work, nodes: Iterable[Any], scope: Scope, ctes: Ctes) -> Colum
 def expression(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
     """Visit an expression, or any message that holds some."""
     kind = node.DESCRIPTOR.name
-    if kind == "SelectStmt":
-        select(work, node, ctes, scope)
+    if kind == "Node":
+        which = node.WhichOneof("node")
+        if which is not None and which not in _LEAVES:
+            expression(work, getattr(node, which), scope, ctes)
     elif kind == "ColumnRef":
         column(work, scope, node)
-    elif kind == "RowExpr":
-        entries(work, node.args, scope, ctes)
-    elif kind == "FuncCall":
-        rows.refuse_call(work, node)
-        arguments(work, node, scope, ctes)
-    elif kind == "A_Indirection" and field_of_row(scope, node):
+    elif kind in _SPECIAL:
+        _SPECIAL[kind](work, node, scope, ctes)
+    else:
+        _children(work, node, scope, ctes)
+
+
+def _function(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
+    rows.refuse_call(work, node)
+    arguments(work, node, scope, ctes)
+
+
+def _indirection(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
+    if field_of_row(scope, node):
         for part in list(node.indirection)[1:]:
             expression(work, part, scope, ctes)
-    elif kind == "A_Indirection" and _row_in_parentheses(work, scope, node):
-        pass
-    elif kind == "MultiAssignRef" and node.colno > 1:
-        pass  # the tree repeats the one source for each column
-    else:
-        if kind == "TypeCast":
-            rows.refuse_cast(work, node)
+    elif not _row_in_parentheses(work, scope, node):
         _children(work, node, scope, ctes)
+
+
+def _assignment(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
+    # The tree repeats the one source for each column.
+    if node.colno <= 1:
+        _children(work, node, scope, ctes)
+
+
+def _type_cast(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
+    rows.refuse_cast(work, node)
+    _children(work, node, scope, ctes)
 
 
 def arguments(work: Work, call: Any, scope: Scope, ctes: Ctes) -> None:
@@ -215,9 +232,11 @@ def arguments(work: Work, call: Any, scope: Scope, ctes: Ctes) -> None:
 
 def _children(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
     for _, value in node.ListFields():
+        if type(value) in _PLAIN:
+            continue
         if hasattr(value, "DESCRIPTOR"):
             expression(work, value, scope, ctes)
-        elif not isinstance(value, str | bytes | int | float | bool):
+        else:
             for item in value:
                 if hasattr(item, "DESCRIPTOR"):
                     expression(work, item, scope, ctes)
@@ -235,3 +254,13 @@ def _row_in_parentheses(work: Work, scope: Scope, node: Any) -> bool:
     item, first, last = found
     work.edits.replace(work.source[first].start, work.source[last].end, row_text(scope, item))
     return True
+
+
+_SPECIAL: dict[str, Callable[[Work, Any, Scope, Ctes], object]] = {
+    "A_Indirection": _indirection,
+    "FuncCall": _function,
+    "MultiAssignRef": _assignment,
+    "RowExpr": lambda work, node, scope, ctes: entries(work, node.args, scope, ctes),
+    "SelectStmt": lambda work, node, scope, ctes: select(work, node, ctes, scope),
+    "TypeCast": _type_cast,
+}
