@@ -107,7 +107,7 @@ class Gate:
         if verdict.effect > Effect.REWRITE:
             return Decision(statement, verdict, statement.text)
         try:
-            changed = rewrite(statement.text, None, self.context.catalog, session)
+            changed = rewrite(statement.text, None, self.context.catalog, session, read=statement.tree)
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
         if not changed.changed:
