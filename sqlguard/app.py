@@ -11,6 +11,7 @@ from sqlguard.janitor import Janitor
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import not_migrated
+from sqlguard.postgres.reconcile import reconcile
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
 from sqlguard.settings import Settings
@@ -39,6 +40,11 @@ def serve(settings: Settings) -> None:
     assert settings.dsn is not None  # noqa: S101 (the command line has looked)
     operator = Operator(settings.dsn, catalog_check_seconds=settings.catalog_check_seconds)
     operator.start()
+    with connect(settings.dsn) as conn:
+        # What a crash left without an end is settled before anything new begins.
+        settled = reconcile(conn)
+    if settled:
+        log.info("reconciled", actions=len(settled))
     janitor = Janitor(settings.dsn)
     janitor.start()
     try:

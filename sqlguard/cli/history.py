@@ -1,5 +1,6 @@
-"""`journal list|show|verify` and `undo`: what agents did, and taking it back."""
+"""`journal list|show|verify|reconcile`, `history` and `undo`: what agents did, and taking it back."""
 
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -8,7 +9,9 @@ from rich.progress import Progress
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
 from sqlguard.errors import UndoConflict
+from sqlguard.postgres import history as lives
 from sqlguard.postgres import journal as journals
+from sqlguard.postgres import reconcile as reconciling
 from sqlguard.postgres import undo as undoing
 from sqlguard.postgres.undo_report import UndoReport
 
@@ -85,10 +88,51 @@ def verify(
     raise typer.Exit(0 if report.ok else 1)
 
 
+@group.command("reconcile")
+def reconcile(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Settle actions that a crash left without an end, from the database's own evidence. `serve` does it on start.
+
+    Example: sqlguard journal reconcile
+    """
+    with operator(dsn) as conn:
+        settled = reconciling.reconcile(conn)
+    if as_json:
+        print_json({"settled": settled})
+    else:
+        print_rows(
+            ("action", "task", "outcome", "rows"), [(s.action, s.task, s.outcome, s.rows) for s in settled]
+        )
+
+
+def history(
+    table: Annotated[str, typer.Argument(help="The table, `schema.name`.")],
+    key: Annotated[list[str], typer.Argument(help="The row's primary key, one value per column.")],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    A row's life: who changed it, when, why, and what it was before.
+
+    Example: sqlguard history public.orders 17
+    """
+    with operator(dsn) as conn:
+        changes = lives.history(conn, table, key)
+    if as_json:
+        print_json({"table": table, "key": key, "changes": changes})
+        return
+    print_rows(
+        ("at", "operation", "agent", "action", "reason", "before", "undone"),
+        [(c.at, c.op, c.agent or c.by, c.action, c.reason, c.before, c.undone_by) for c in changes],
+    )
+
+
 def undo(
     *,
     task: Annotated[str | None, typer.Option(help="Everything that this task did.")] = None,
     action: Annotated[int | None, typer.Option(help="One action.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Everything that agents did since then.")] = None,
     undo_id: Annotated[int | None, typer.Option("--undo", help="An earlier undo: this is the redo.")] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Show what would happen, change nothing.")
@@ -104,8 +148,8 @@ def undo(
 
     Example: sqlguard undo --task TASK --preview
     """
-    if sum(x is not None for x in (task, action, undo_id)) != 1:
-        raise typer.BadParameter("say what: --task, --action or --undo")
+    if sum(x is not None for x in (task, action, since, undo_id)) != 1:
+        raise typer.BadParameter("say what: --task, --action, --since or --undo")
     if on_conflict not in ("stop", "skip", "force"):
         raise typer.BadParameter("--on-conflict is stop, skip or force")
     with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
@@ -118,6 +162,7 @@ def undo(
             conn,
             task=task,
             action=action,
+            since=since.astimezone() if since else None,
             undo_id=undo_id,
             preview=preview,
             on_conflict=on_conflict,
@@ -127,7 +172,7 @@ def undo(
         print_json(report.as_dict())
     else:
         _show(report, preview=preview)
-    if report.conflicts and on_conflict == "stop":
+    if report.stopped:
         raise typer.Exit(UndoConflict.exit_status)
 
 
@@ -137,10 +182,26 @@ def _show(report: UndoReport, *, preview: bool) -> None:
         return
     for conflict in report.conflicts:
         out.print(f"[yellow]conflict[/yellow] {conflict}")
+    if report.stopped:
+        err.print(
+            f"{report.conflict_count} conflict(s): nothing was changed. `--on-conflict skip` leaves these rows"
+        )
+        err.print("as they are and undoes the others, `--on-conflict force` overwrites them")
+        return
+    for difference in report.differences:
+        out.print(f"{difference.table} {difference.key}: {difference.op}", markup=False)
+        out.print(f"  is        {difference.current}", markup=False)
+        out.print(f"  would be  {difference.wanted}", markup=False)
+    if not report.tables:
+        out.print("nothing was changed there")
+        return
     print_rows(("table", "operation", "rows"), [(t.table, t.op, t.rows) for t in report.tables])
+    for note in report.notes:
+        out.print(f"note: {note}", markup=False)
     out.print("this is what an undo would do" if preview else f"done (undo {report.undo})")
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(group, name="journal")
+    app.command()(history)
     app.command()(undo)

@@ -70,7 +70,9 @@ def current_login(conn: psycopg.Connection[Any]) -> Login | None:
 
 
 def not_migrated() -> NotConfigured:
-    return NotConfigured("the database has no schema `sqlguard` yet", hint="run `sqlguard migrate` as the operator")
+    return NotConfigured(
+        "the database has no schema `sqlguard` yet", hint="run `sqlguard migrate` as the operator"
+    )
 
 
 def _login(row: Mapping[str, Any]) -> Login:

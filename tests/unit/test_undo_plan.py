@@ -34,7 +34,9 @@ def order(*sets: ChangeSet) -> list[int]:
 
 def test_statements_are_undone_newest_first() -> None:
     assert order(
-        change(1, PARENT, "insert"), change(2, CHILD, "insert", at=1), change(3, CHILD, "update", at=2, tx="2")
+        change(1, PARENT, "insert"),
+        change(2, CHILD, "insert", at=1),
+        change(3, CHILD, "update", at=2, tx="2"),
     ) == [3, 2, 1]
 
 
