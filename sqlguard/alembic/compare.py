@@ -9,8 +9,9 @@ DEFAULT) count as declared too: guarding would take them along.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrateOperation, ops
 from sqlalchemy import Table
 
@@ -21,9 +22,6 @@ from sqlguard.alembic.operations import GuardOp, LoosenOp, Mode, UnguardOp
 from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import State, read_states
 
-if TYPE_CHECKING:
-    from alembic.autogenerate.api import AutogenContext
-
 Name = tuple[str, str]
 #: Guards of one kind go into one operation: mode, unique, existing mode, schema as the models write it, and
 #: whether the table changes in the same revision.
@@ -33,13 +31,13 @@ _REACHING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 _ORDER = ("journal", "soft", "auto")
 
 
-def leave_out_sqlguard(_: "AutogenContext", __: ops.UpgradeOps, schemas: set[str | None]) -> Any:
+def leave_out_sqlguard(_: AutogenContext, __: ops.UpgradeOps, schemas: set[str | None]) -> Any:
     """Alembic's comparator for `schema`, before all others: what is in the schema `sqlguard` is not looked at."""
     schemas.discard(SCHEMA)
 
 
 def compare_guards(
-    context: "AutogenContext", upgrade_ops: ops.UpgradeOps, schemas: Collection[str | None]
+    context: AutogenContext, upgrade_ops: ops.UpgradeOps, schemas: Collection[str | None]
 ) -> Any:
     """Alembic's comparator for `schema`: add what is to be guarded or no longer, remove what is ours."""
     connection = context.connection

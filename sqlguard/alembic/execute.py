@@ -8,22 +8,20 @@ built CONCURRENTLY in a transaction and no lock may be held for longer than one 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import text
 
-from sqlguard.alembic import loosen, offline, tombstones
+from sqlguard.alembic import loosening, offline, tombstones
 from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
 from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import is_migrated
 from sqlguard.errors import GuardError, NotConfigured, SqlguardError
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables
-
-if TYPE_CHECKING:
-    from alembic.runtime.migration import MigrationContext
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +41,7 @@ def guard(operations: Operations, op: GuardOp) -> None:
     with _session(context) as conn:
         mode = None if op.mode == "auto" else op.mode
         reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique)
-        loosen.thaw(conn, [report.table for report in reports])
+        loosening.thaw(conn, [report.table for report in reports])
         _tell(reports)
 
 
@@ -64,9 +62,9 @@ def unguard(operations: Operations, op: UnguardOp) -> None:
         _tell(unguard_tables(conn, tables))
 
 
-def make_way(operations: Operations, op: LoosenOp) -> None:
+def loosen(operations: Operations, op: LoosenOp) -> None:
     """Carry out `op.loosen_guard`, in the transaction of the migration."""
-    statement = loosen.statement(offline.parts(op))
+    statement = loosening.statement(offline.parts(op))
     operations.execute(text(statement.replace(":", "\\:")))
 
 
@@ -83,7 +81,7 @@ def labels(conn: psycopg.Connection[Any], op: GuardOp | UnguardOp) -> list[str]:
 
 
 @contextmanager
-def _session(context: "MigrationContext") -> Iterator[psycopg.Connection[Any]]:
+def _session(context: MigrationContext) -> Iterator[psycopg.Connection[Any]]:
     """Yield the connection to guard with; what goes wrong becomes an error that Alembic prints without a trace."""
     if getattr(context, "_in_external_transaction", False):
         raise CommandError(

@@ -7,14 +7,10 @@ is rolled back, unless `sqlguard guard` has been run at that point. So a script 
 there.
 """
 
-from typing import TYPE_CHECKING
-
+from alembic.runtime.migration import MigrationContext
 from psycopg import sql
 
 from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
-
-if TYPE_CHECKING:
-    from alembic.runtime.migration import MigrationContext
 
 _CHECK = sql.SQL("""\
 -- Guards are put on and taken off by sqlguard itself, which reads the catalog first:
@@ -34,7 +30,7 @@ BEGIN
 END $sqlguard$;""")
 
 
-def require_guard(context: "MigrationContext", op: GuardOp) -> None:
+def require_guard(context: MigrationContext, op: GuardOp) -> None:
     """Write a check that stops the script unless the tables are guarded."""
     mode = None if op.mode == "auto" else op.mode
     command = ["sqlguard guard", *names(op), *([f"--mode {mode}"] if mode else [])]
@@ -43,7 +39,7 @@ def require_guard(context: "MigrationContext", op: GuardOp) -> None:
     _write(context, op, " ".join(command), mode, guarded=True)
 
 
-def require_no_guard(context: "MigrationContext", op: UnguardOp) -> None:
+def require_no_guard(context: MigrationContext, op: UnguardOp) -> None:
     """Write a check that stops the script while the tables are guarded."""
     command = ["sqlguard unguard", *names(op)]
     command += [f"--{word}" for word, wanted in (("purge", op.purge), ("restore", op.restore)) if wanted]
@@ -62,7 +58,7 @@ def parts(op: GuardOp | UnguardOp | LoosenOp) -> list[tuple[str, ...]]:
 
 
 def _write(
-    context: "MigrationContext", op: GuardOp | UnguardOp, command: str, mode: str | None, *, guarded: bool
+    context: MigrationContext, op: GuardOp | UnguardOp, command: str, mode: str | None, *, guarded: bool
 ) -> None:
     statement = _CHECK.format(
         command=sql.SQL(command.replace("\n", " ")),  # within a comment

@@ -1,46 +1,43 @@
 """
 How Alembic finds sqlguard: as a plugin since 1.18, by the global registries before.
 
-The entry point is loaded in the middle of Alembic's own import, when `alembic.autogenerate` is half there; so
-nothing here or in the modules it imports may ask that package for names at the top.
+The entry point is loaded in the middle of Alembic's own import, when `alembic.autogenerate` is half there, and
+in every program that imports Alembic. So this module names what carries the operations out and imports it at
+the first use; nothing that it or the package imports at the top may ask `alembic.autogenerate` for names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from alembic.autogenerate.render import renderers
 from alembic.operations import Operations
 
-from sqlguard.alembic import execute
-from sqlguard.alembic.compare import compare_guards, leave_out_sqlguard
 from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
-from sqlguard.alembic.render import render_guard, render_loosen, render_unguard
 
 #: Within the namespace that `autogenerate_plugins` switches on by default; `~` before it switches it off.
 NAME = "alembic.autogenerate.sqlguard"
 
 
 def setup(plugin: Any) -> None:
-    """Register the comparator with *plugin*: Alembic's protocol for plugins."""
+    """Register the comparators with *plugin*: Alembic's protocol for plugins."""
     from alembic.util import DispatchPriority  # noqa: PLC0415 (not there before 1.18)
 
-    plugin.add_autogenerate_comparator(leave_out_sqlguard, "schema", priority=DispatchPriority.FIRST)
+    first, last = DispatchPriority.FIRST, DispatchPriority.LAST
+    plugin.add_autogenerate_comparator(_later("compare", "leave_out_sqlguard"), "schema", priority=first)
     # Last: it reads what the comparison of tables has found.
-    plugin.add_autogenerate_comparator(compare_guards, "schema", priority=DispatchPriority.LAST)
+    plugin.add_autogenerate_comparator(_later("compare", "compare_guards"), "schema", priority=last)
 
 
 def register_operations() -> None:
-    Operations.implementation_for(GuardOp)(execute.guard)
-    Operations.implementation_for(UnguardOp)(execute.unguard)
-    renderers.dispatch_for(GuardOp)(render_guard)
-    Operations.implementation_for(LoosenOp)(execute.make_way)
-    renderers.dispatch_for(UnguardOp)(render_unguard)
-    renderers.dispatch_for(LoosenOp)(render_loosen)
+    for op, word in ((GuardOp, "guard"), (UnguardOp, "unguard"), (LoosenOp, "loosen")):
+        Operations.implementation_for(op)(_later("execute", word))
+        renderers.dispatch_for(op)(_later("render", f"render_{word}"))
 
 
 def register_comparator() -> None:
-    """Register the comparator where Alembic's entry points did not: before 1.18, or without an installation."""
+    """Register the comparators where no entry point did: before 1.18, or without an installation."""
     try:
         from alembic.autogenerate.compare import comparators  # noqa: PLC0415
     except ImportError:
@@ -48,10 +45,17 @@ def register_comparator() -> None:
     try:
         from alembic.runtime import plugins  # noqa: PLC0415 (not there before 1.18)
     except ImportError:
-        comparators.dispatch_for("schema")(compare_guards)
+        comparators.dispatch_for("schema")(_later("compare", "compare_guards"))
         return
     if NAME not in plugins._all_plugins:  # noqa: SLF001 (there is no question to ask instead)
         plugins.Plugin.setup_plugin_from_module(entry, NAME)
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"sqlguard.alembic.{module}"), name)(*arguments)
+
+    return call
 
 
 class _Entry(ModuleType):

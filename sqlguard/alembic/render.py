@@ -1,19 +1,18 @@
 """How the operations look in a generated revision: one line where it fits, a list where it does not."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from alembic.autogenerate.api import AutogenContext
 
 from sqlguard.alembic.operations import GuardOp, LoosenOp, UnguardOp
-
-if TYPE_CHECKING:
-    from alembic.autogenerate.api import AutogenContext
 
 #: Registers the operations; a revision must not depend on what env.py imports.
 IMPORT = "import sqlguard.alembic  # op.guard_table and its kin"
 _WIDTH = 78
 
 
-def render_guard(context: "AutogenContext", op: GuardOp) -> str:
+def render_guard(context: AutogenContext, op: GuardOp) -> str:
     options = {"schema": op.schema, "mode": op.mode}
     if op.unique != "partial":
         options["unique"] = op.unique
@@ -21,16 +20,16 @@ def render_guard(context: "AutogenContext", op: GuardOp) -> str:
     return _call(context, "guard_table", op.tables, options)
 
 
-def render_unguard(context: "AutogenContext", op: UnguardOp) -> str:
+def render_unguard(context: AutogenContext, op: UnguardOp) -> str:
     options = {"schema": op.schema, "purge": op.purge or None, "restore": op.restore or None}
     return _call(context, "unguard_table", op.tables, options)
 
 
-def render_loosen(context: "AutogenContext", op: LoosenOp) -> str:
+def render_loosen(context: AutogenContext, op: LoosenOp) -> str:
     return _call(context, "loosen_guard", op.tables, {"schema": op.schema})
 
 
-def _call(context: "AutogenContext", function: str, tables: tuple[str, ...], options: dict[str, Any]) -> str:
+def _call(context: AutogenContext, function: str, tables: tuple[str, ...], options: dict[str, Any]) -> str:
     context.imports.add(IMPORT)
     prefix = context.opts.get("alembic_module_prefix") or ""
     keywords = [f"{name}={value!r}" for name, value in options.items() if value is not None]

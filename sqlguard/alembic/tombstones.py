@@ -12,6 +12,7 @@ from psycopg import sql
 
 from sqlguard.catalog import DELETED_AT
 from sqlguard.errors import GuardError
+from sqlguard.postgres.purge import purge as remove
 from sqlguard.postgres.walls_facts import Facts, Key, Relation, read_facts
 
 _REFERS = sql.SQL("""
@@ -40,8 +41,6 @@ def purge(conn: psycopg.Connection[Any], tables: Sequence[str]) -> None:
 
     Raises GuardError where rows stay, because they are on hold or other rows refer to them.
     """
-    from sqlguard.postgres.purge import purge as remove  # noqa: PLC0415 (Alembic imports us at its start)
-
     roots = [root.label for root in _roots(read_facts(conn), tables)]
     if roots:
         remove(conn, roots, older_than=timedelta(0), reason="the guard is lifted by a migration")
