@@ -384,14 +384,17 @@ def _drop_columns(runner: Runner, root: Relation) -> None:
 
 
 def _drop_functions(runner: Runner, facts: Facts) -> None:
-    """Drop the functions of ours that no trigger calls any more."""
+    """Drop the functions of ours that no trigger or policy calls any more."""
     for name, (_, comment) in facts.functions.items():
         if not (comment or "").startswith("sqlguard wall"):
             continue
         used = runner.conn.execute(
             "SELECT FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid"
-            " WHERE p.pronamespace = 'sqlguard'::regnamespace AND p.proname = %s",
-            [name],
+            " WHERE p.pronamespace = 'sqlguard'::regnamespace AND p.proname = %(name)s"
+            " UNION ALL SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid"
+            " WHERE p.pronamespace = 'sqlguard'::regnamespace AND p.proname = %(name)s"
+            " AND d.refclassid = 'pg_proc'::regclass AND d.classid = 'pg_policy'::regclass",
+            {"name": name},
         ).fetchone()
         if used is None:
-            runner.run([sql.SQL("DROP FUNCTION IF EXISTS sqlguard.{}()").format(sql.Identifier(name))])
+            runner.run([sql.SQL("DROP FUNCTION IF EXISTS sqlguard.{}").format(sql.Identifier(name))])

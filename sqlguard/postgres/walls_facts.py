@@ -58,6 +58,13 @@ _INDEXES = """
                  WHERE f.contype = 'f' AND f.conindid = i.indexrelid) AS referenced_by,
            ARRAY(SELECT a.attname::text FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS q (n, o)
                  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = q.n ORDER BY q.o) AS columns,
+           ARRAY(SELECT format('OPERATOR(%%I.%%s)', on_.nspname, o.oprname)
+                 FROM unnest(i.indclass::oid[]) WITH ORDINALITY AS q (class, o_)
+                 JOIN pg_opclass oc ON oc.oid = q.class
+                 JOIN pg_amop am ON am.amopfamily = oc.opcfamily AND am.amopstrategy = 3
+                     AND am.amoplefttype = oc.opcintype AND am.amoprighttype = oc.opcintype
+                 JOIN pg_operator o ON o.oid = am.amopopr JOIN pg_namespace on_ ON on_.oid = o.oprnamespace
+                 ORDER BY q.o_) AS operators,
            i.indisreplident AS replica_identity, obj_description(x.oid, 'pg_class') AS comment,
            (SELECT s.spcname::text FROM pg_tablespace s WHERE s.oid = x.reltablespace) AS tablespace,
            CASE WHEN i.indisprimary THEN
@@ -129,7 +136,8 @@ _DEPENDENTS = """
 """
 _FUNCTIONS = """
     SELECT p.proname::text AS name, md5(p.prosrc) AS source, obj_description(p.oid, 'pg_proc') AS comment
-    FROM pg_proc p WHERE p.pronamespace = 'sqlguard'::regnamespace AND p.prorettype = 'trigger'::regtype
+    FROM pg_proc p WHERE p.pronamespace = 'sqlguard'::regnamespace
+        AND (p.prorettype = 'trigger'::regtype OR p.proname ^@ 'held_')
 """
 _GUARDED = "SELECT relid::bigint AS relid, mode, version, key_columns, options FROM sqlguard.guarded_table"
 
@@ -159,6 +167,8 @@ class Index:
     definition: str
     referenced_by: list[str]
     columns: list[str]
+    #: What equality is, for each key; fewer columns than these where a key is an expression.
+    operators: list[str]
     replica_identity: bool
     comment: str | None
     tablespace: str | None

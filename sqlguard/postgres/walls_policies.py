@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from sqlguard.postgres.walls_facts import Relation, RowPolicy
+from sqlguard.postgres.walls_held import held_call
 from sqlguard.postgres.walls_triggers import name_of
 
 AGENTS = "sqlguard_agent"
@@ -47,7 +48,8 @@ LIVE_ROWS = (
 )
 #: Only where row-level security was not in use before: enabling it closes a table to everyone else.
 EVERYONE = Wanted("sqlguard_everyone", "*", permissive=True, role="public", using="true", check="true")
-OURS = frozenset(p.name for p in (*LIVE_ROWS, EVERYONE))
+HELD = "sqlguard_held_insert"
+OURS = frozenset({*(p.name for p in (*LIVE_ROWS, EVERYONE)), HELD})
 _COMMANDS = {"r": "SELECT", "w": "UPDATE", "d": "DELETE", "a": "INSERT", "*": "ALL"}
 
 
@@ -57,7 +59,7 @@ def policy_changes(relation: Relation, *, soft: bool) -> list[sql.Composed]:
     ours = EVERYONE.name in there
     wanted = []
     if soft:
-        wanted = [*LIVE_ROWS, *([EVERYONE] if ours or not relation.row_security else [])]
+        wanted = [*LIVE_ROWS, *_held(relation), *([EVERYONE] if ours or not relation.row_security else [])]
     elif ours and len(there) < len(relation.policies):
         # Row scopes of policies stay behind, and row-level security with them: others must go on seeing rows.
         wanted = [EVERYONE]
@@ -73,6 +75,11 @@ def policy_changes(relation: Relation, *, soft: bool) -> list[sql.Composed]:
     if not soft and ours and relation.row_security and len(there) == len(relation.policies):
         statements.append(_switch(relation, "DISABLE"))
     return statements
+
+
+def _held(relation: Relation) -> list[Wanted]:
+    call = held_call(relation)
+    return [Wanted(HELD, "a", permissive=False, role=AGENTS, using=None, check=call)] if call else []
 
 
 def _create(relation: Relation, policy: Wanted) -> sql.Composed:
@@ -91,7 +98,7 @@ def _create(relation: Relation, policy: Wanted) -> sql.Composed:
 def _clause(word: str, condition: str | None) -> sql.Composable:
     if condition is None:
         return sql.SQL("")
-    return sql.SQL(f" {word} ({condition})")  # both are constants of this module
+    return sql.SQL(f" {word} ({condition})")  # constants of this module, and a call with quoted names
 
 
 def _drop(relation: Relation, name: str) -> sql.Composed:

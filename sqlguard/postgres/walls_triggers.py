@@ -17,6 +17,7 @@ from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 from sqlguard.postgres.preflight import BEFORE, ROW, UPDATE
 from sqlguard.postgres.walls_capture import PINNED, capture_body, function_name
 from sqlguard.postgres.walls_facts import VERSION, Facts, Key, Relation, Trigger
+from sqlguard.postgres.walls_held import held_body, held_name, held_types, kept_uniques
 from sqlguard.task import ROLE_PREFIX
 
 # The session's own login role, which SET ROLE and definer functions leave alone. Everyone else pays for this
@@ -48,27 +49,41 @@ class Function:
     body: str
     #: Settings besides search_path.
     settings: tuple[tuple[str, str], ...] = ()
+    #: The types of its arguments, for one that a row policy asks instead of a trigger.
+    asked_with: tuple[str, ...] = ()
 
     def is_same(self, there: tuple[str, str | None] | None) -> bool:
         """Whether *there* (md5 of the source, comment) is this function."""
         return there == (hashlib.md5(self.body.encode(), usedforsecurity=False).hexdigest(), self._comment())
 
     def statements(self) -> Iterator[sql.Composed]:
-        name = sql.Identifier("sqlguard", self.name)
+        # The types are PostgreSQL's own print of them.
+        types = sql.SQL(", ").join(sql.SQL(t) for t in self.asked_with)
+        name = sql.SQL("{}({})").format(sql.Identifier("sqlguard", self.name), types)
         settings = sql.SQL(" ").join(
             sql.SQL("SET {} = {}").format(sql.Identifier(setting), sql.Literal(value))
             for setting, value in self.settings
         )
         yield sql.SQL(
-            "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+            "CREATE OR REPLACE FUNCTION {} RETURNS {} LANGUAGE plpgsql {} SECURITY DEFINER"
             " SET search_path = pg_catalog, pg_temp {} AS {}"
-        ).format(name, settings, sql.Literal(self.body))
+        ).format(
+            name,
+            sql.SQL("boolean" if self.asked_with else "trigger"),
+            sql.SQL("STABLE" if self.asked_with else ""),
+            settings,
+            sql.Literal(self.body),
+        )
         # All walls act with the rights of one role, whoever of its members made them.
         yield sql.SQL(
-            "DO $do$ BEGIN EXECUTE pg_catalog.format('ALTER FUNCTION sqlguard.%I() OWNER TO %s', {name},"
+            "DO $do$ BEGIN EXECUTE pg_catalog.format('ALTER FUNCTION sqlguard.%I(%s) OWNER TO %s', {name}, {types},"
             " (SELECT n.nspowner::regrole FROM pg_catalog.pg_namespace n WHERE n.nspname = 'sqlguard')); END $do$"
-        ).format(name=sql.Literal(self.name))
-        yield sql.SQL("COMMENT ON FUNCTION {}() IS {}").format(name, sql.Literal(self._comment()))
+        ).format(name=sql.Literal(self.name), types=sql.Literal(", ".join(self.asked_with)))
+        if self.asked_with:
+            # A policy's expression is evaluated with the rights of who inserts.
+            yield sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(name)
+            yield sql.SQL("GRANT EXECUTE ON FUNCTION {} TO sqlguard_agent").format(name)
+        yield sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, sql.Literal(self._comment()))
 
     def _comment(self) -> str:
         return f"sqlguard wall, version {VERSION}"
@@ -109,6 +124,9 @@ def wanted_functions(
     if mode is not None:
         body = capture_body(conn, facts, relation, mode=mode, shape=shape)
         found.append(Function(function_name(relation), body, PINNED))
+    if mode == "soft" and kept_uniques(relation):
+        body = held_body(relation).as_string(conn)
+        found.append(Function(held_name(relation), body, asked_with=held_types(relation)))
     for key in facts.keys:
         parent = facts.relations.get(key.parent)
         if key.child == relation.oid and parent and modes.get(facts.root(parent).oid) == "soft":

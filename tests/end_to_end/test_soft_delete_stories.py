@@ -14,6 +14,7 @@ import pytest
 from end_to_end.soft_cases import Answer, World, ask, given, world
 
 from sqlguard.embedded import EmbeddedServer
+from sqlguard.postgres.erase import erase
 from sqlguard.postgres.purge import purge
 from sqlguard.postgres.restore import restore
 from sqlguard.postgres.undo import undo
@@ -133,8 +134,6 @@ def purge_hidden(made: World) -> int:
 
 def erase_person(made: World) -> None:
     acts(made, "UPDATE usr SET name = 'bobby' WHERE id = 2", "DELETE FROM usr WHERE id = 2")
-    from sqlguard.postgres.erase import erase
-
     erase(made.op, "public.usr", keys=("2",), reason="asked to be forgotten")
     rows = made.op.execute("SELECT r::text FROM sqlguard.row_change r").fetchall()
     assert not any("b@x" in text or "bob" in text for (text,) in rows)
