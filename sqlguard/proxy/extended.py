@@ -160,20 +160,15 @@ class Extended:
         prepared = Prepared(decision, session.gate)
         name = parse.statement
         made = self._statements.make(name, prepared)
-
-        def done(expect: Expect) -> None:
-            made(expect)
-            if expect.failed is None and name:
-                # SQL's EXECUTE knows it too.
-                session.memory.prepared(name.decode(session.encoding, "replace"), decision)
-
-        self._send(_PARSE, body, Expect(Reply.PARSE, position=decision.position, done=done))
+        if name:
+            made = self._then(made, lambda: session.memory.prepared(self._text(name), decision))
+        self._send(_PARSE, body, Expect(Reply.PARSE, position=decision.position, done=made))
 
     def _find_statement(self, name: bytes) -> Prepared | None:
         found = self._statements.find(name)
         if found is not None or not name:
             return found
-        inner = self._session.memory.state.prepared.get(name.decode(self._session.encoding, "replace"))
+        inner = self._session.memory.state.prepared.get(self._text(name))
         if inner is None:
             return None
         decision = Decision(inner, Verdict(Effect.ALLOW), inner.text, tag=inner.details.get("execute_tag"))
@@ -194,8 +189,25 @@ class Extended:
         if decision.needs_read_write and not self._writable:
             return False
         bound = Portal(decision, Bind.decode(body) if decision.is_write else None)
-        self._send(_BIND, body, Expect(Reply.BIND, done=self._portals.make(portal, bound)))
+        made = self._portals.make(portal, bound)
+        if portal and not decision.is_write:
+            made = self._then(made, lambda: session.memory.opened(self._text(portal), decision.statement))
+        self._send(_BIND, body, Expect(Reply.BIND, done=made))
         return True
+
+    @staticmethod
+    def _then(made: Callable[[Expect], None], act: Callable[[], None]) -> Callable[[Expect], None]:
+        """Return what does *made*, and *act* too if all went well."""
+
+        def done(expect: Expect) -> None:
+            made(expect)
+            if expect.failed is None:
+                act()
+
+        return done
+
+    def _text(self, name: bytes) -> str:
+        return name.decode(self._session.encoding, "replace")
 
     def _stale(self, decision: Decision) -> bytes | None:
         """
@@ -240,7 +252,7 @@ class Extended:
         if found is not None or not name:
             return found
         # SQL's cursors are portals too.
-        declared = self._session.memory.state.cursors.get(name.decode(self._session.encoding, "replace"))
+        declared = self._session.memory.state.cursors.get(self._text(name))
         return None if declared is None else Portal(Decision(declared, Verdict(Effect.ALLOW), declared.text))
 
     def _describe(self, body: bytes) -> None:
@@ -250,28 +262,26 @@ class Extended:
     def _close(self, body: bytes) -> None:
         session = self._session
         close = Close.decode(body)
-        forget = (self._portals if close.is_portal else self._statements).close(close.name)
-
-        def done(expect: Expect) -> None:
-            forget(expect)
-            if expect.failed is None and not close.is_portal:
-                session.memory.deallocated(close.name.decode(session.encoding, "replace"))
-
+        name = self._text(close.name)
+        if close.is_portal:
+            done = self._then(self._portals.close(close.name), lambda: session.memory.closed(name))
+        else:
+            done = self._then(self._statements.close(close.name), lambda: session.memory.deallocated(name))
         self._send(_CLOSE, body, Expect(Reply.CLOSE, done=done))
 
     def _sync(self) -> None:
         session = self._session
-        done: Callable[[Expect], None] | None = None
-        if self._actions or self._writable or self._portals.is_used or session.memory.is_open:
-            mine, self._actions = self._actions, []
-
-            def done(expect: Expect) -> None:
-                self._synced(expect, mine)
-
-        session.books.expect(Expect(Reply.SYNC, done=done))
+        session.books.expect(Expect(Reply.SYNC, done=self._sync_done()))
         session.server.write(_SYNC_BYTES)
         if not session.books.is_copying_in:
             self.is_open = self._writable = False
+
+    def _sync_done(self) -> Callable[[Expect], None] | None:
+        """Return what is to be done when a Sync that is sent now is answered, if anything."""
+        if not (self._actions or self._writable or self._portals.is_used or self._session.memory.is_open):
+            return None
+        mine, self._actions = self._actions, []
+        return lambda expect: self._synced(expect, mine)
 
     def _synced(self, expect: Expect, actions: list[int]) -> None:
         """A Sync is answered: outside a block it has ended the transaction of what came before it."""
@@ -283,9 +293,23 @@ class Extended:
             session.memory.end(committed=not failed)
             self._portals.clear()
 
-    def interrupted(self) -> None:
-        """A Query came before the Sync: it ends the implicit transaction."""
+    def interrupted(self, expect: Expect) -> None:
+        """A Query comes before the Sync: *expect* says how the implicit transaction ends."""
+        if self._writable:
+            self._watch(expect)
+        self._over()
+
+    def _over(self) -> None:
         self.is_open = self._writable = False
+
+    async def finish(self) -> None:
+        """End the implicit transaction before the Sync, so that another one can begin; the session must be quiet."""
+        session = self._session
+        if self.is_open and not session.in_block:
+            session.books.expect(Expect(Reply.SYNC, swallow=True, done=self._sync_done()))
+            session.server.write(_SYNC_BYTES)
+            await session.barrier()
+        self._over()
 
     # --- the slow way
 
@@ -307,11 +331,8 @@ class Extended:
         """See to it that the transaction that the next message runs in may write."""
         session = self._session
         if not session.in_block:
-            if self.is_open:
-                # Only reads have run in this implicit transaction: end it, and begin one that may write.
-                session.books.expect(Expect(Reply.SYNC, swallow=True))
-                session.server.write(_SYNC_BYTES)
-                await session.barrier()
+            # Only reads have run in this implicit transaction: end it, and begin one that may write.
+            await self.finish()
             own.send(session, WRITABLE)
             self.is_open = True
         self._writable = True
@@ -365,7 +386,10 @@ class Extended:
         except SqlguardError as fault:
             self.refuse_execute(fault)
             return False
-        self._actions.append(portal.action)
+        if session.in_block:
+            session.open_actions.append((portal.action, {}))
+        else:
+            self._actions.append(portal.action)
         return True
 
     async def _control(self, decision: Decision, body: bytes) -> None:
@@ -386,7 +410,7 @@ class Extended:
             session.open_actions += [(action, {}) for action in self._actions]
             self._actions.clear()
             self._portals.clear()
-            self.interrupted()
+            self._over()
         session.followed(decision, expect, was_in_block=was_in_block)
 
     def _note_status(self, decision: Decision, expect: Expect) -> None:
@@ -427,17 +451,22 @@ class Extended:
             own.send(session, "ROLLBACK")
         await session.barrier()
         action = portal.action or 0
-        self._actions = [other for other in self._actions if other != action]
+        self._forget(action)
         if report.failed is not None:
             session.operator.event(action, "failed", {"sqlstate": sqlstate(held.failed or report.failed)})
             return
         if not session.in_block:
             # Our ROLLBACK has ended the implicit transaction.
-            self.interrupted()
+            self._over()
             self._portals.clear()
         found = affected(report.captured, session.encoding)
         session.operator.event(action, "previewed", {"affected": found})
         session.client.write(dry_run_notice(report.captured, action, session.encoding) + held.held)
+
+    def _forget(self, action: int) -> None:
+        """*action* does not end with the transaction."""
+        self._actions = [other for other in self._actions if other != action]
+        self._session.open_actions = [a for a in self._session.open_actions if a[0] != action]
 
     def follow(self, decision: Decision) -> None:
         """Forget statements that SQL has deallocated."""

@@ -41,6 +41,8 @@ class _Moment:
     now: Settings
     #: What stays when the transaction commits: `now` without SET LOCAL.
     lasting: Settings
+    #: Actions of the transaction so far.
+    actions: int = 0
 
 
 class Memory:
@@ -72,6 +74,8 @@ class Memory:
         """The transaction is over; what was *previewed* looks committed to the client, but its tables are gone."""
         begin, self._begin = self._begin, None
         self._savepoints.clear()
+        if self.state.cursors:
+            self.state = self.state.after(cursors={})
         if begin is None:
             return
         if committed:
@@ -81,15 +85,19 @@ class Memory:
         state = begin.state if previewed else self.state
         self.state = state.after(cursors={}, prepared=self.state.prepared)
 
-    def follow(self, decision: Decision) -> None:
-        """*decision* was carried out without an error."""
+    def follow(self, decision: Decision, actions: int) -> int:
+        """
+        *decision* was carried out without an error, in a transaction with so many *actions*.
+
+        Return how many of them still stand.
+        """
         statement = decision.statement
         name = statement.subject or ""
         match statement.kind:
             case Kind.SAVEPOINT:
-                self._savepoints.append((name, self._moment()))
+                self._savepoints.append((name, self._moment(actions)))
             case Kind.ROLLBACK_TO:
-                self._roll_back_to(name)
+                actions = self._roll_back_to(name, actions)
             case Kind.RELEASE:
                 del self._savepoints[self._find(name) :]
             case Kind.DISCARD:
@@ -98,6 +106,7 @@ class Memory:
                 self.state = gates.advance(self.state, decision)
         for setting, value, is_local in _settings_of(statement):
             self._set(setting, value, is_local=is_local)
+        return actions
 
     def prepared(self, name: str, decision: Decision) -> None:
         """The protocol has prepared *name*: SQL's EXECUTE knows it too."""
@@ -110,10 +119,19 @@ class Memory:
             kept = {key: value for key, value in self.state.prepared.items() if key != name}
             self.state = self.state.after(prepared=kept)
 
+    def opened(self, name: str, statement: Statement) -> None:
+        """The protocol has made a portal of a read: SQL's FETCH and MOVE know it too."""
+        self.state = self.state.after(cursors={**self.state.cursors, name: statement})
+
+    def closed(self, name: str) -> None:
+        if name in self.state.cursors:
+            kept = {key: value for key, value in self.state.cursors.items() if key != name}
+            self.state = self.state.after(cursors=kept)
+
     # --- parts
 
-    def _moment(self) -> _Moment:
-        return _Moment(self.state, self.settings, self._lasting)
+    def _moment(self, actions: int = 0) -> _Moment:
+        return _Moment(self.state, self.settings, self._lasting, actions)
 
     def _go_back(self, moment: _Moment) -> None:
         self.state = moment.state.after(prepared=self.state.prepared)
@@ -124,11 +142,14 @@ class Memory:
         found = [i for i, (other, _) in enumerate(self._savepoints) if other == name]
         return found[-1] if found else len(self._savepoints)
 
-    def _roll_back_to(self, name: str) -> None:
+    def _roll_back_to(self, name: str, actions: int) -> int:
         at = self._find(name)
         if at < len(self._savepoints):
-            self._go_back(self._savepoints[at][1])
+            moment = self._savepoints[at][1]
+            self._go_back(moment)
             del self._savepoints[at + 1 :]
+            return moment.actions
+        return actions
 
     def _discard(self, decision: Decision) -> None:
         target = decision.statement.details.get("target")

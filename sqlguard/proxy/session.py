@@ -169,11 +169,9 @@ class AgentSession:
     def _handle(self, item: Frame | Run) -> bool:
         """Handle one message at once if that can be; say whether it was. Raises ProtocolViolation."""
         kind = item.kind
-        if not self.books.takes(kind):
-            return True
+        if self.books.state is wire.State.CLOSED or not self.books.takes(kind):
+            return True  # behind a Terminate nothing counts, as with PostgreSQL
         if kind == _QUERY:
-            if self.extended.is_open:
-                self.extended.interrupted()
             return self._simple.fast(item[1])
         if kind in _COPY:
             self._copy(item)
@@ -252,6 +250,8 @@ class AgentSession:
 
     def send_query(self, text: str | bytes, expect: Expect) -> None:
         """Send a Query message whose replies are *expect*'s."""
+        if self.extended.is_open:
+            self.extended.interrupted(expect)
         self.books.expect(expect)
         self.server.write(Query(text.encode(self.encoding) if isinstance(text, str) else text).encode())
 
@@ -312,11 +312,11 @@ class AgentSession:
             raise SessionEnded
         return action
 
-    def settle(self, kind: str, detail: dict[str, Any]) -> None:
-        """Write down how the open transaction's actions ended."""
-        for action, more in self.open_actions:
+    def settle(self, kind: str, detail: dict[str, Any], start: int = 0) -> None:
+        """Write down how the open transaction's actions (from number *start* on) ended."""
+        for action, more in self.open_actions[start:]:
             self.operator.event(action, kind, {**more, **detail})
-        self.open_actions.clear()
+        del self.open_actions[start:]
 
     # --- transaction control and what changes the session
 
@@ -331,12 +331,13 @@ class AgentSession:
         if own:
             self.memory.begin()
         if done:
-            self.memory.follow(decision)
+            standing = self.memory.follow(decision, len(self.open_actions))
+            self.settle("failed", {"reason": "rolled back to a savepoint"}, standing)
             self.extended.follow(decision)
             if self.in_block and decision.kind in (Kind.SET, Kind.SELECT) and not self.open_actions:
                 self.dry_block = self.dry_block or self.memory.settings.dry_run
         if was_in_block and not self.in_block:
-            committed = done and (preview or expect.tag == b"COMMIT")
+            committed = done and decision.kind is Kind.COMMIT and (preview or expect.tag == b"COMMIT")
             self.memory.end(committed=committed, previewed=preview)
             self.settle("previewed" if preview else "committed" if committed else "failed", {})
             self.dry_block = False

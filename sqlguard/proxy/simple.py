@@ -50,6 +50,7 @@ class Simple:
         await session.barrier()
         if session.books.is_skipping:
             return
+        await session.extended.finish()
         text = body[:-1]
         # Decided again: what was under way may have changed what the text means.
         decisions = session.decide(text)
@@ -101,7 +102,7 @@ class Simple:
     def _lock(self, decision: Decision) -> None:
         """Run a query that locks rows: nothing is changed, so nothing is journaled."""
         self._session.send_query(
-            "; ".join([WRITABLE, decision.text]),
+            f"{WRITABLE}; {decision.text}",
             Expect(
                 Reply.QUERY,
                 parts=(Part.SWALLOW, Part.PASS),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end.shop import Task, World, shop_world
+from end_to_end.wired import Agent, Wired, wired_shop
 from servers import Database, fit_to_server, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
@@ -42,3 +43,15 @@ def guard_schema_module(server: EmbeddedServer, shared: Path) -> Iterator[Databa
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def wired_world(server: EmbeddedServer) -> Iterator[Wired]:
+    with fresh_database(server) as database, wired_shop(database) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(wired_world: Wired) -> Iterator[Agent]:
+    with wired_world.visiting() as visitor:
+        yield visitor

@@ -1,0 +1,115 @@
+"""Idempotency keys through the wire: a repeat is answered and changes nothing, races run once."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from end_to_end.wired import Agent, Wired
+
+INSERT = "INSERT INTO plain (id, t, n) VALUES (%s, %s, %s) RETURNING id, t, n /*idempotency_key='{}'*/"
+
+
+@pytest.mark.parametrize("mode", ["simple", "extended", "prepared", "binary", "pipeline", "block", "several"])
+def test_a_repeat_gets_the_first_answer(wired_world: Wired, agent: Agent, mode: str) -> None:
+    key = f"key {mode}"
+
+    def once() -> tuple[Any, ...]:
+        with agent.connect() as conn:
+            cursor = conn.cursor()
+            simple = "INSERT INTO plain (id, t, n) VALUES (1, 'é', 1.50) RETURNING id, t, n"
+            match mode:
+                case "simple":
+                    cursor.execute(f"{simple} /*idempotency_key='{key}'*/".encode())
+                case "block":
+                    conn.execute("BEGIN")
+                    cursor.execute(f"{simple} /*idempotency_key='{key}'*/".encode())
+                    conn.execute("COMMIT")
+                case "several":
+                    cursor.execute(f"{simple} /*idempotency_key='{key}'*/; SELECT 1".encode())
+                case "pipeline":
+                    with conn.pipeline():
+                        cursor.execute(INSERT.format(key).encode(), [1, "é", 1.5])
+                case _:
+                    cursor.execute(
+                        INSERT.format(key).encode(), [1, "é", 1.5], prepare=mode == "prepared", binary=mode == "binary"
+                    )
+            return cursor.statusmessage, [tuple(map(str, row)) for row in cursor.fetchall()]
+
+    first = once()
+    assert first[0] == "INSERT 0 1"
+    assert once() == first
+    assert once() == first
+    assert wired_world.value("SELECT count(*) FROM plain WHERE deleted_at IS NULL") == 1
+    assert set(wired_world.outcomes(agent)) == {"committed"}
+
+
+def test_a_soft_delete_repeated(wired_world: Wired, agent: Agent) -> None:
+    for _ in range(3):
+        with agent.connect() as conn:
+            cursor = conn.execute("DELETE FROM customers WHERE id = 140 RETURNING name /*idempotency_key='d'*/")
+            assert (cursor.statusmessage, cursor.fetchall()) == ("DELETE 1", [("Customer 140",)])
+
+
+def test_other_formats_than_the_first_time(agent: Agent) -> None:
+    text = INSERT.format("formats").encode()
+    with agent.connect() as conn:
+        first = conn.execute(text, [2, "x", 2.5]).fetchall()
+        assert conn.execute(text, [2, "x", 2.5], binary=True).fetchall() == first
+        assert conn.execute(text, [2, "x", 2.5]).fetchall() == first
+
+
+def test_the_key_of_another_statement(wired_world: Wired, agent: Agent) -> None:
+    with agent.connect() as conn:
+        conn.execute("SET sqlguard.idempotency_key = 'one'")
+        conn.execute("UPDATE orders SET note = 'a' WHERE id = 80")
+        for text, params in (("UPDATE orders SET note = 'b' WHERE id = 80", None), ("UPDATE orders SET note = %s WHERE id = 80", ["b"])):
+            with pytest.raises(psycopg.Error) as caught:
+                conn.execute(text, params)
+            assert caught.value.sqlstate == "SG002"
+        assert conn.execute("SELECT note FROM orders WHERE id = 80").fetchone() == ("a",)
+
+
+def test_a_write_that_failed_may_be_tried_again(wired_world: Wired, agent: Agent) -> None:
+    with agent.connect() as conn:
+        for params in ([1], None):
+            text = f"INSERT INTO staff (id, name) VALUES ({'%s' if params else '1'}, 'x') /*idempotency_key='f{params}'*/"
+            for _ in range(2):
+                with pytest.raises(psycopg.errors.UniqueViolation):
+                    conn.execute(text.encode(), params)
+        conn.execute("BEGIN")
+        conn.execute("UPDATE orders SET note = 'x' WHERE id = 81 /*idempotency_key='rolled'*/")
+        conn.execute("ROLLBACK")
+        conn.execute("UPDATE orders SET note = 'x' WHERE id = 81 /*idempotency_key='rolled'*/")
+    assert wired_world.value("SELECT note FROM orders WHERE id = 81") == "x"
+
+
+def test_a_dry_run_does_not_use_the_key_up(wired_world: Wired, agent: Agent) -> None:
+    with agent.connect() as conn:
+        text = "UPDATE orders SET note = 'real' WHERE id = 82 /*idempotency_key='dry'*/"
+        conn.execute("SET sqlguard.dry_run = on")
+        conn.execute(text)
+        conn.execute("SET sqlguard.dry_run = off")
+        assert conn.execute(text).statusmessage == "UPDATE 1"
+    assert wired_world.value("SELECT note FROM orders WHERE id = 82") == "real"
+
+
+@pytest.mark.parametrize("params", [None, [10]])
+def test_races_run_once(wired_world: Wired, agent: Agent, params: list[int] | None) -> None:
+    text = f"UPDATE orders SET total = total + {'%s' if params else '10'} WHERE id = 83 RETURNING total /*idempotency_key='race{params}'*/"
+    before = wired_world.value("SELECT total FROM orders WHERE id = 83")
+    answers: list[Any] = []
+    gate = threading.Barrier(6)
+
+    def work() -> None:
+        with agent.connect() as conn:
+            gate.wait(20)
+            answers.append(conn.execute(text.encode(), params).fetchone())
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [(before + 10,)] * 6
+    assert wired_world.value("SELECT total FROM orders WHERE id = 83") == before + 10
