@@ -22,6 +22,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import Refused, UndoConflict
+from sqlguard.postgres import undo_rings
 from sqlguard.postgres.images import Images, pin
 from sqlguard.postgres.undo_conflicts import find_removed
 from sqlguard.postgres.undo_plan import (
@@ -131,6 +132,7 @@ class Run:
             return UndoReport(self.scope.as_dict(), preview=self.preview, already_undone=any_at_all)
         path = self._prepare()
         references = read_references(self.conn)
+        ring = undo_rings.put_off(self.conn, sets, references)
         self._read_tables(sets)
         works = self._works(sets, references, path)
         own = self.conn.execute(
@@ -142,6 +144,7 @@ class Run:
         self._quiet(on=False)
         self._all(run, works, undo_id, total=sum(s.rows for s in sets))
         self.conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        undo_rings.put_back(self.conn, ring)
         self._quiet(on=True)
         return self._finish(undo_id, sets)
 
