@@ -198,16 +198,25 @@ def capture_body(
     """Return the source of the capture function of *relation*; *shape* is its shape key now."""
     root = facts.root(relation)
     keys = relation.key_columns
-    soft = mode == "soft"
     parts: dict[str, sql.Composable] = {
         "version": sql.Literal(VERSION),
         "oid": sql.Literal(str(relation.oid)),
         "root": sql.SQL("{}::oid").format(sql.Literal(root.oid)),
         "columns": sql.SQL("{}::text[]").format(sql.Literal(keys or None)),
     }
-    if facts.inherits(root):
-        return _row_body(conn, parts, keys, soft=soft, shape=shape)
-    parts |= {
+    make = _row_body if facts.inherits(root) else _statement_body
+    return make(conn, parts, keys, soft=mode == "soft", shape=shape)
+
+
+def _statement_body(
+    conn: psycopg.Connection[Any],
+    parts: dict[str, sql.Composable],
+    keys: Sequence[str],
+    *,
+    soft: bool,
+    shape: int,
+) -> str:
+    parts = parts | {
         "row": ROW,
         "key": _key(keys, ROW),
         "shape": sql.Literal(shape),
@@ -215,23 +224,8 @@ def capture_body(
     }
     # In parentheses and with a star, because a column may be called `text`.
     image = sql.SQL("({}.*)::text").format(ROW)
-
-    def keep(operation: str, source: str, what: sql.Composable, nested: str = "false") -> sql.Composed:
-        table = sql.SQL("sg_old" if source == "old" else "sg_new")
-        return _KEEP.format(
-            **parts,
-            operation=sql.Literal(operation),
-            source=table,
-            image=what,
-            # A soft delete has been counted by then.
-            count=sql.SQL("total" if operation == "soft_delete" else "(SELECT count(*) FROM {})").format(
-                table
-            ),
-            nested=sql.SQL("nested" if nested == "nested" else "false"),
-        )
-
     more: dict[str, sql.Composable] = {
-        "keep_soft": keep("soft_delete", "old", _image(keys, image, shape), "nested"),
+        "keep_soft": _keep(parts, "soft_delete", _image(keys, image, shape)),
         "pair_soft": _pair(conn, parts, "soft", soft=soft, keyed=bool(keys)),
         "pair_rest": _pair(conn, parts, "rest", soft=soft, keyed=bool(keys)),
         "pair_all": _pair(conn, parts, "all", soft=soft, keyed=bool(keys)),
@@ -239,13 +233,27 @@ def capture_body(
     nothing = sql.SQL("")
     return _STATEMENT.format(
         **parts,
-        keep_insert=keep("insert", "new", sql.SQL("NULL")),
-        keep_delete=keep("delete", "old", image),
-        keep_update=keep("update", "old", image),
+        keep_insert=_keep(parts, "insert", sql.SQL("NULL")),
+        keep_delete=_keep(parts, "delete", image),
+        keep_update=_keep(parts, "update", image),
         insert_check=_INSERT_CHECK if soft else nothing,
         soft=_SOFT.format(**parts, **more) if soft else nothing,
         pairs=_PAIRS.format(**parts, **more) if keys else nothing,
     ).as_string(conn)
+
+
+def _keep(parts: dict[str, sql.Composable], operation: str, image: sql.Composable) -> sql.Composed:
+    source = sql.SQL("sg_new" if operation == "insert" else "sg_old")
+    soft = operation == "soft_delete"
+    return _KEEP.format(
+        **parts,
+        operation=sql.Literal(operation),
+        source=source,
+        image=image,
+        # A soft delete has been counted by then, and may be part of another one's cascade.
+        count=sql.SQL("total") if soft else sql.SQL("(SELECT count(*) FROM {})").format(source),
+        nested=sql.SQL("nested" if soft else "false"),
+    )
 
 
 def _row_body(
