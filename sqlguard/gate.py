@@ -82,6 +82,10 @@ class Gate:
                 self._cache.popitem(last=False)
         return decisions
 
+    def forget(self) -> None:
+        """Empty the cache."""
+        self._cache.clear()
+
     def _decide(self, text: str, session: Session) -> tuple[Decision, ...]:
         try:
             statements = analyse(text, self.context.catalog, session)

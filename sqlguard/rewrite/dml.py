@@ -33,8 +33,7 @@ def delete(work: Work, node: Any, ctes: Ctes) -> Columns:
     ctes = walk.with_clause(work, node.with_clause, ctes, None)
     using = Scope()
     ranges.from_clause(work, node.using_clause, ctes, using)
-    scope = Scope([item, *using.elements])
-    walk.expression(work, node.where_clause, scope, ctes)
+    walk.expression(work, node.where_clause, Scope([item, *using.elements]), ctes)
     marking = table is not None and work.tables.is_soft(table)
     if marking:
         item = replace(item, role="deleted")
@@ -129,8 +128,8 @@ def copy(work: Work, node: Any) -> None:
 def returning(work: Work, node: Any, scope: Scope, item: Item, ctes: Ctes) -> Columns:
     """Visit RETURNING, where OLD and NEW, or what they are renamed to, are in sight too."""
     clause = node.returning_clause
-    if not clause.exprs:
-        return Columns()
+    if work.only_deletes or not clause.exprs:
+        return Columns(complete=not clause.exprs)
     if work.tables.catalog.server_version >= _RETURNING_OLD_NEW:
         names = {"old": pg.RETURNING_OPTION_OLD, "new": pg.RETURNING_OPTION_NEW}
         for option in (o.returning_option for o in clause.options):

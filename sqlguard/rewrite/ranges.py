@@ -35,6 +35,8 @@ _FUNCTIONS: dict[str, tuple[str, ...] | None] = {
 
 def from_clause(work: Work, nodes: Iterable[Any], ctes: Ctes, scope: Scope) -> None:
     """Visit FROM or USING and put what it names into *scope*."""
+    if work.only_deletes:
+        return
     for node in nodes:
         scope.elements.append(element(work, node, ctes, scope))
 

@@ -13,7 +13,7 @@ from sqlguard.catalog import Catalog
 from sqlguard.errors import Refused
 from sqlguard.rewrite import walk
 from sqlguard.rewrite.names import SoftTables
-from sqlguard.rewrite.plain import is_plain
+from sqlguard.rewrite.plain import Plain, plainness
 from sqlguard.rewrite.proof import prove
 from sqlguard.rewrite.result import Rewritten
 from sqlguard.rewrite.source import Source, parse
@@ -36,10 +36,13 @@ def rewrite(
     *read* is the same as libpg_query's JSON, if the caller has it: most reads need no other parse then.
     """
     tables = SoftTables(catalog, session)
-    if not tables.may_concern(text) or is_plain(text, read, tables):
+    if not tables.may_concern(text):
+        return Rewritten(text)
+    plain = plainness(text, read, tables)
+    if plain is Plain.YES:
         return Rewritten(text)
     own = parse(text)
-    work = Work(Source(text), tables)
+    work = Work(Source(text), tables, only_deletes=plain is Plain.BUT_DELETES)
     walk.statement(work, own)
     _refuse_replacing(work)
     if not work.edits:

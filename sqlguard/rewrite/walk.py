@@ -87,6 +87,8 @@ def _renamed(gives: Columns, names: tuple[str, ...]) -> Columns:
 def select(work: Work, node: Any, ctes: Ctes, outer: Scope | None) -> Columns:
     """Visit a SELECT, VALUES, TABLE or a set operation of them."""
     ctes = with_clause(work, node.with_clause, ctes, outer)
+    if work.only_deletes:
+        return Columns(complete=False)
     scope = Scope(parent=outer)
     if node.op != pg.SETOP_NONE:
         gives = select(work, node.larg, ctes, outer)
@@ -183,6 +185,8 @@ def entries(work: Work, nodes: Iterable[Any], scope: Scope, ctes: Ctes) -> Colum
 
 def expression(work: Work, node: Any, scope: Scope, ctes: Ctes) -> None:
     """Visit an expression, or any message that holds some."""
+    if work.only_deletes:
+        return
     kind = node.DESCRIPTOR.name
     if kind == "Node":
         which = node.WhichOneof("node")

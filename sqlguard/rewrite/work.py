@@ -22,6 +22,8 @@ class Work:
 
     source: Source
     tables: SoftTables
+    #: Expressions, select lists and FROM are known to have nothing to change or to refuse (`plain`).
+    only_deletes: bool = False
     edits: Edits = field(default_factory=Edits)
     marked: list[Table] = field(default_factory=list)
     keyed: list[Table] = field(default_factory=list)
