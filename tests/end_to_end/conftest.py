@@ -21,8 +21,7 @@ def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> It
 def task(shop: World) -> Iterator[Task]:
     opened = shop.task()
     yield opened
-    shop.run("undo", "--task", opened.id)
-    shop.run("task", "end", opened.id)
+    shop.end(opened)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from typing import Any
 import psycopg
 from servers import Database
 
+from sqlguard.dsn import url
+from sqlguard.policy.model import duration
 from sqlguard.ports import free_port
+from sqlguard.postgres.tasks import end_task, open_task
+from sqlguard.postgres.undo import undo
 
 SHOP = files("sqlguard.demo").joinpath("shop.sql").read_text(encoding="utf-8")
 TABLES = ["customers", "staff", "products", "orders", "items"]
@@ -85,10 +90,27 @@ class World:
         return sqlguard(*words, dsn=self.dsn, cwd=self.folder, status=status)
 
     def task(self, policy: str = "support", ttl: str = "300s", **params: str) -> Task:
-        words = [w for k, v in params.items() for w in ("--param", f"{k}={v}")]
-        found = self.run("task", "open", "--agent", "tester", "--policy", policy, "--ttl", ttl, *words)
-        dsn = found["dsn"].replace(":6543/", f":{self.port}/")
-        return Task(found["task"], found["role"], dsn, found["direct_dsn"])
+        """Open a task, in-process: the command is tested for itself and takes seconds to start."""
+        length = duration(ttl)
+        assert isinstance(length, timedelta)
+        made = open_task(self.owner, agent="tester", policy=policy, ttl=length, params=params)
+        login = {
+            "host": "127.0.0.1",
+            "user": made.role,
+            "password": made.password,
+            "dbname": self.database.name,
+        }
+        return Task(
+            made.task.id,
+            made.role,
+            url(port=self.port, **login),
+            url(port=self.database.server.port, **login),
+        )
+
+    def end(self, task: Task) -> None:
+        """Take back what the task did and end it."""
+        undo(self.owner, task=task.id)
+        end_task(self.owner, task.id, "test done")
 
     def policy(self, text: str, name: str = "support") -> None:
         path = self.folder / f"{name}.toml"

@@ -121,3 +121,17 @@ def test_exec_and_preview_from_the_command_line(shop: World, task: Task) -> None
     refused = shop.run("exec", "--task", task.id, "DROP TABLE orders", status=1)
     assert refused["sqlstate"] == "SG002"
     assert refused["hint"]
+
+
+def test_tasks_from_the_command_line(shop: World) -> None:
+    opened = shop.run("task", "open", "--agent", "cli", "--policy", "support", "--ttl", "2min")
+    assert set(opened) >= {"task", "role", "dsn", "direct_dsn", "expires_at"}
+    assert opened["task"] in {t["id"] for t in shop.run("task", "list")["tasks"]}
+    with psycopg.connect(opened["direct_dsn"]) as agent:
+        assert agent.execute("SELECT session_user").fetchone() == (opened["role"],)
+    with psycopg.connect(opened["dsn"].replace(":6543/", f":{shop.port}/")) as agent:
+        assert agent.execute("SELECT session_user").fetchone() == (opened["role"],)
+    shop.run("task", "end", opened["task"])
+    assert opened["task"] not in {t["id"] for t in shop.run("task", "list")["tasks"]}
+    with pytest.raises(psycopg.OperationalError):
+        psycopg.connect(opened["direct_dsn"])
