@@ -26,7 +26,8 @@ _CHECK = """
     IF EXISTS (SELECT FROM {only} {table} x WHERE {same} AND x.deleted_at IS NOT NULL) THEN
         RAISE EXCEPTION {message}
             USING ERRCODE = 'SG002', SCHEMA = {schema}, TABLE = {name}, CONSTRAINT = {index},
-                DETAIL = 'Key (' || {columns} || ')=(' || concat_ws(', ', {values}) || ') is kept for a restore.',
+                DETAIL = pg_catalog.format('Key (%s)=(%s) is kept for a restore.', {columns},
+                                           pg_catalog.concat_ws(', ', {values})),
                 HINT = 'use another value, or ask the operator to restore or purge that row';
     END IF;"""
 

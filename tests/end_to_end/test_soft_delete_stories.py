@@ -154,6 +154,50 @@ STORIES: dict[str, Callable[[World], Any]] = {
 }
 
 
+# --- values that deleted rows hold
+
+
+HELD = {
+    "setup": "CREATE TABLE t (id int PRIMARY KEY, name text); INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+    "soft_tables": ["t"],
+    "expect": {},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO t VALUES (1, 'new')",
+        "INSERT INTO t VALUES (3, 'c'), (1, 'new')",
+        "INSERT INTO t VALUES (1, 'new') ON CONFLICT DO NOTHING",
+        "INSERT INTO t VALUES (1, 'new') ON CONFLICT (id) DO NOTHING",
+        "INSERT INTO t VALUES (1, 'new') ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+        "MERGE INTO t USING (VALUES (1)) s (id) ON t.id = s.id WHEN NOT MATCHED THEN INSERT VALUES (s.id, 'new')",
+    ],
+)
+@pytest.mark.parametrize("door", ["simple", "extended", "direct"])
+def test_a_key_that_a_deleted_row_holds(server: EmbeddedServer, text: str, door: str) -> None:
+    """Refused with that reason; ON CONFLICT DO NOTHING must not skip the row without a word."""
+    with world(server, HELD, "soft") as made:
+        acts(made, "DELETE FROM t WHERE id = 1")
+        before = made.state()
+        with made.task(door) as (_, conn):
+            if door == "direct":
+                ask(conn, "SET default_transaction_read_only = off")
+            answer = ask(conn, text, door)
+            assert answer.sqlstate == "SG002", answer
+            assert "deleted row" in answer.message
+            assert (
+                ask(conn, "INSERT INTO t VALUES (9, 'free') ON CONFLICT DO NOTHING", door).tag == "INSERT 0 1"
+            )
+            assert (
+                ask(conn, "INSERT INTO t VALUES (2, 'live') ON CONFLICT DO NOTHING", door).tag == "INSERT 0 0"
+            )
+        assert [r for r in made.state()["t"].splitlines() if not r.startswith("(9")] == before[
+            "t"
+        ].splitlines()
+
+
 # --- two sessions at once
 
 
