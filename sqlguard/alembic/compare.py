@@ -9,7 +9,7 @@ DEFAULT) count as declared too: guarding would take them along.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrateOperation, ops
@@ -18,17 +18,30 @@ from sqlalchemy import Table
 from sqlguard.alembic.declared import Declaration, declaration
 from sqlguard.alembic.filters import BOOKKEEPING, SCHEMA
 from sqlguard.alembic.keep import Kept, without_ours
-from sqlguard.alembic.operations import GuardOp, LoosenOp, Mode, UnguardOp
+from sqlguard.alembic.operations import GuardOp, LoosenOp, Mode, UnguardOp, UniqueChoice
 from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import State, read_states
 
 Name = tuple[str, str]
-#: Guards of one kind go into one operation: mode, unique, existing mode, schema as the models write it, and
-#: whether the table changes in the same revision.
-Kind = tuple[Mode, Any, Mode | None, str | None, bool]
 _REACHING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 #: A table that a soft delete reaches is guarded with it unless it is guarded already: so those come first.
 _ORDER = ("journal", "soft", "auto")
+
+
+class Kind(NamedTuple):
+    """Guards of one kind go into one operation; `schema` is as the models write it."""
+
+    mode: Mode
+    unique: UniqueChoice
+    accept: tuple[str, ...]
+    existing: Mode | None
+    schema: str | None
+    #: The table changes in the same revision.
+    is_changed: bool
+
+    def order(self) -> tuple[object, ...]:
+        known = (self.existing or "", self.schema or "", self.is_changed)
+        return (_ORDER.index(self.mode), self.unique, self.accept, *known)
 
 
 def leave_out_sqlguard(_: AutogenContext, __: ops.UpgradeOps, schemas: set[str | None]) -> Any:
@@ -159,10 +172,16 @@ def _guards(
         state = states.get(name)
         if state is None or _is_due(declared, state, is_changed=name in changed):
             kinds[_kind(declared, state, tables[name].schema, is_changed=name in changed)].append(name[1])
-    for kind in sorted(kinds, key=lambda k: (_ORDER.index(k[0]), k[1], k[2] or "", k[3] or "", k[4])):
-        mode, unique, existing, schema, is_changed = kind
-        guard = GuardOp(kinds[kind], schema=schema, mode=mode, unique=unique, existing_mode=existing)
-        guard.loosened = is_changed
+    for kind in sorted(kinds, key=Kind.order):
+        guard = GuardOp(
+            kinds[kind],
+            schema=kind.schema,
+            mode=kind.mode,
+            unique=kind.unique,
+            accept=kind.accept,
+            existing_mode=kind.existing,
+        )
+        guard.loosened = kind.is_changed
         yield guard
 
 
@@ -174,6 +193,7 @@ def _made_way(guard: GuardOp) -> LoosenOp:
         mode=guard.existing_mode or "auto",
         next_mode=guard.mode,
         unique=guard.unique,
+        accept=guard.accept,
     )
 
 
@@ -186,7 +206,7 @@ def _is_due(declared: Declaration, state: State, *, is_changed: bool) -> bool:
 
 def _kind(declared: Declaration, state: State | None, schema: str | None, *, is_changed: bool) -> Kind:
     if state is None:
-        return declared.mode or "auto", declared.unique, None, schema, False
+        return Kind(declared.mode or "auto", declared.unique, declared.accept, None, schema, is_changed=False)
     existing: Any = state.mode
     mode: Any = existing if declared.mode == "auto" else declared.mode
-    return mode, declared.unique, existing, schema, is_changed
+    return Kind(mode, declared.unique, declared.accept, existing, schema, is_changed)

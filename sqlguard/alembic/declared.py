@@ -29,6 +29,8 @@ class Declaration:
 
     mode: Mode | None
     unique: UniqueChoice = "partial"
+    #: Reason codes of the pre-flight that do not matter for this table.
+    accept: tuple[str, ...] = ()
 
 
 def declaration(table: Table) -> Declaration | None:
@@ -73,10 +75,13 @@ def _read(value: object, name: str) -> Declaration:
     if isinstance(value, str):
         value = {"mode": value}
     if isinstance(value, Mapping):
-        options: dict[Any, Any] = {"mode": "auto", "unique": "partial", **value}
-        if options.keys() == {"mode", "unique"} and options["mode"] in MODES and options["unique"] in UNIQUES:
-            return Declaration(options["mode"], options["unique"])
+        options: dict[Any, Any] = {"mode": "auto", "unique": "partial", "accept": (), **value}
+        mode, unique, accept = options["mode"], options["unique"], options["accept"]
+        codes = isinstance(accept, list | tuple) and all(isinstance(code, str) for code in accept)
+        if len(options) == 3 and mode in MODES and unique in UNIQUES and codes:  # noqa: PLR2004 (those three)
+            return Declaration(mode, unique, tuple(accept))
     raise GuardError(
         f"`info` of the table `{name}` declares no guard: {value!r}",
-        hint='write {"mode": "soft"}, "journal" or "auto", and "unique": "partial" or "keep" where it matters',
+        hint='write {"mode": "soft"}, "journal" or "auto"; where it matters also "unique": "partial" or "keep", '
+        'and "accept": a list of reason codes',
     )

@@ -40,7 +40,7 @@ def guard(operations: Operations, op: GuardOp) -> None:
         return
     with _session(context) as conn:
         mode = None if op.mode == "auto" else op.mode
-        reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique)
+        reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique, accept=op.accept)
         loosening.thaw(conn, [report.table for report in reports])
         _tell(reports)
 

@@ -36,6 +36,7 @@ def require_guard(context: MigrationContext, op: GuardOp) -> None:
     command = ["sqlguard guard", *names(op), *([f"--mode {mode}"] if mode else [])]
     if op.unique != "partial":
         command.append(f"--unique {op.unique}")
+    command += [f"--accept {code}" for code in op.accept]
     _write(context, op, " ".join(command), mode, guarded=True)
 
 

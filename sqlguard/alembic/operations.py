@@ -23,25 +23,28 @@ class GuardOp(MigrateOperation):
     """
     Guard *tables*; safe to repeat, and finishes what an earlier run left half done.
 
-    *existing_mode* is the mode in which they are guarded already: what a downgrade goes back to. Without it
-    a downgrade lifts the guard. *loosened* says that it follows a LoosenOp, which a downgrade then begins with.
+    *accept* names reason codes of the pre-flight that do not matter here. *existing_mode* is the mode in which
+    the tables are guarded already: what a downgrade goes back to. Without it a downgrade lifts the guard.
+    *loosened* says that it follows a LoosenOp, which a downgrade then begins with.
     """
 
     loosened = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an option each)
         self,
         tables: Sequence[str],
         *,
         schema: str | None = None,
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
         existing_mode: Mode | None = None,
     ) -> None:
         self.tables = tuple(tables)
         self.schema = schema
         self.mode = one_of(mode, MODES, "mode")
         self.unique = one_of(unique, UNIQUES, "unique")
+        self.accept = tuple(accept)
         self.existing_mode = existing_mode
 
     @classmethod
@@ -53,12 +56,12 @@ class GuardOp(MigrateOperation):
         schema: str | None = None,
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
         existing_mode: Mode | None = None,
     ) -> Any:
         """Guard the table *name* in *mode*; `auto` takes the mode that the pre-flight finds fit."""
-        return operations.invoke(
-            cls([name], schema=schema, mode=mode, unique=unique, existing_mode=existing_mode)
-        )
+        op = cls([name], schema=schema, mode=mode, unique=unique, accept=accept, existing_mode=existing_mode)
+        return operations.invoke(op)
 
     @classmethod
     def guard_tables(  # noqa: PLR0913 (an option each)
@@ -69,12 +72,12 @@ class GuardOp(MigrateOperation):
         schema: str | None = None,
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
         existing_mode: Mode | None = None,
     ) -> Any:
         """Guard several tables; without *schema*, a name may be `schema.table`."""
-        return operations.invoke(
-            cls(names, schema=schema, mode=mode, unique=unique, existing_mode=existing_mode)
-        )
+        op = cls(names, schema=schema, mode=mode, unique=unique, accept=accept, existing_mode=existing_mode)
+        return operations.invoke(op)
 
     @classmethod
     def add_soft_delete(
@@ -84,28 +87,18 @@ class GuardOp(MigrateOperation):
         *,
         schema: str | None = None,
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
     ) -> Any:
         """Guard the table *name* in mode `soft`."""
-        return operations.invoke(cls([name], schema=schema, mode="soft", unique=unique))
+        return operations.invoke(cls([name], schema=schema, mode="soft", unique=unique, accept=accept))
 
     def reverse(self) -> MigrateOperation:
-        if self.loosened and self.existing_mode is not None:
-            return LoosenOp(
-                self.tables,
-                schema=self.schema,
-                mode=self.mode,
-                next_mode=self.existing_mode,
-                unique=self.unique,
-            )
-        if self.existing_mode is not None:
-            return GuardOp(
-                self.tables,
-                schema=self.schema,
-                mode=self.existing_mode,
-                unique=self.unique,
-                existing_mode=self.mode,
-            )
-        return UnguardOp(self.tables, schema=self.schema, mode=self.mode, unique=self.unique)
+        same: dict[str, Any] = {"schema": self.schema, "unique": self.unique, "accept": self.accept}
+        if self.existing_mode is None:
+            return UnguardOp(self.tables, mode=self.mode, **same)
+        if self.loosened:
+            return LoosenOp(self.tables, mode=self.mode, next_mode=self.existing_mode, **same)
+        return GuardOp(self.tables, mode=self.existing_mode, existing_mode=self.mode, **same)
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         return ("guard_tables", self.schema, self.tables, self.mode, self.unique)
@@ -117,7 +110,7 @@ class GuardOp(MigrateOperation):
 class UnguardOp(MigrateOperation):
     """
     Lift the guard off *tables*. Refused while deleted rows are in them, unless *purge* or *restore* says
-    what shall become of those rows. *mode* and *unique* are what a reversal guards with.
+    what shall become of those rows. *mode*, *unique* and *accept* are what a reversal guards with.
     """
 
     def __init__(  # noqa: PLR0913 (an option each)
@@ -129,6 +122,7 @@ class UnguardOp(MigrateOperation):
         restore: bool = False,
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
     ) -> None:
         if purge and restore:
             raise ValueError("the deleted rows can be purged or restored, not both")
@@ -138,6 +132,7 @@ class UnguardOp(MigrateOperation):
         self.restore = restore
         self.mode = one_of(mode, MODES, "mode")
         self.unique = one_of(unique, UNIQUES, "unique")
+        self.accept = tuple(accept)
 
     @classmethod
     def unguard_table(
@@ -179,7 +174,9 @@ class UnguardOp(MigrateOperation):
         return operations.invoke(cls([name], schema=schema, purge=purge, restore=restore, mode="soft"))
 
     def reverse(self) -> MigrateOperation:
-        return GuardOp(self.tables, schema=self.schema, mode=self.mode, unique=self.unique)
+        return GuardOp(
+            self.tables, schema=self.schema, mode=self.mode, unique=self.unique, accept=self.accept
+        )
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         return ("unguard_tables", self.schema, self.tables)
@@ -197,7 +194,7 @@ class LoosenOp(MigrateOperation):
     one that follows.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (an option each)
         self,
         tables: Sequence[str],
         *,
@@ -205,12 +202,14 @@ class LoosenOp(MigrateOperation):
         mode: Mode = "auto",
         next_mode: Mode = "auto",
         unique: UniqueChoice = "partial",
+        accept: Sequence[str] = (),
     ) -> None:
         self.tables = tuple(tables)
         self.schema = schema
         self.mode = mode
         self.next_mode = next_mode
         self.unique = unique
+        self.accept = tuple(accept)
 
     @classmethod
     def loosen_guard(cls, operations: Operations, name: str, *, schema: str | None = None) -> Any:
@@ -228,6 +227,7 @@ class LoosenOp(MigrateOperation):
             schema=self.schema,
             mode=self.mode,
             unique=self.unique,
+            accept=self.accept,
             existing_mode=self.next_mode,
         )
         back.loosened = True

@@ -13,9 +13,10 @@ _WIDTH = 78
 
 
 def render_guard(context: AutogenContext, op: GuardOp) -> str:
-    options = {"schema": op.schema, "mode": op.mode}
+    options: dict[str, Any] = {"schema": op.schema, "mode": op.mode}
     if op.unique != "partial":
         options["unique"] = op.unique
+    options["accept"] = list(op.accept) or None
     options["existing_mode"] = op.existing_mode
     return _call(context, "guard_table", op.tables, options)
 

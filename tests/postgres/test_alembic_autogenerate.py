@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.util import CommandError
 from alembic_world import Project, body, guarded
 from servers import Database
 from sqlalchemy import (
@@ -343,6 +344,29 @@ def test_the_mixin(migrated: Database, tmp_path: Path) -> None:
             )
             == []
         )
+
+
+def test_a_reason_that_does_not_matter_is_accepted_by_name(migrated: Database, tmp_path: Path) -> None:
+    made = Project(tmp_path / "project", migrated, orders())
+    made.autogenerate()
+    made.upgrade()
+    migrated.load(
+        """
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER note AFTER DELETE ON orders EXECUTE FUNCTION note();
+        """
+    )
+    made.metadata = orders(SOFT)
+    made.autogenerate()
+    with pytest.raises(CommandError, match="user_delete_trigger"):
+        made.upgrade()
+    next((made.folder / "versions").glob("0002_*")).unlink()
+    made.metadata = orders({"sqlguard": {"mode": "soft", "accept": ["user_delete_trigger"]}})
+    written = "op.guard_table('orders', mode='soft', accept=['user_delete_trigger'])"
+    assert body(made.autogenerate(), "upgrade") == [written]
+    made.upgrade()
+    assert guarded(migrated) == {"public.orders": "soft"}
+    assert made.pending() == ""
 
 
 def test_modes_from_policy_files(migrated: Database, tmp_path: Path) -> None:

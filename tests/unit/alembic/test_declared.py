@@ -23,6 +23,7 @@ def table(info: object, schema: str | None = None) -> Table:
         ({"sqlguard": False}, Declaration(None)),
         ({"sqlguard": {"unique": "keep"}}, Declaration("auto", "keep")),
         ({"sqlguard": {"mode": "soft", "unique": "keep"}}, Declaration("soft", "keep")),
+        ({"sqlguard": {"mode": "soft", "accept": ["x"]}}, Declaration("soft", accept=("x",))),
         ({"soft_delete": True}, Declaration("soft")),
         ({"soft_delete": False}, Declaration(None)),
         ({"soft_delete": True, "sqlguard": "journal"}, Declaration("journal")),
@@ -32,7 +33,9 @@ def test_declarations(info: object, found: Declaration | None) -> None:
     assert declaration(table(info)) == found
 
 
-@pytest.mark.parametrize("said", [{"mode": "hard"}, {"modus": "soft"}, {"unique": 1}, "hard", 7, ["soft"]])
+@pytest.mark.parametrize(
+    "said", [{"mode": "hard"}, {"modus": "soft"}, {"unique": 1}, {"accept": "x"}, "hard", 7, ["soft"]]
+)
 def test_what_is_none_is_an_error_that_names_the_table(said: object) -> None:
     with pytest.raises(GuardError, match=r"`s\.t`"):
         declaration(table({"sqlguard": said}, "s"))

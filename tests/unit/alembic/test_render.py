@@ -68,11 +68,12 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
     st.sampled_from(["auto", "soft", "journal"]),
     st.sampled_from(["partial", "keep"]),
     st.sampled_from([None, "soft", "journal"]),
+    st.lists(st.sampled_from(["user_delete_trigger", "function_returns_row"]), unique=True),
 )
-def test_what_is_written_is_what_was_meant(
-    names: list[str], schema: str | None, mode: str, unique: str, existing: str | None
+def test_what_is_written_is_what_was_meant(  # noqa: PLR0917
+    names: list[str], schema: str | None, mode: str, unique: str, existing: str | None, accept: list[str]
 ) -> None:
-    op = GuardOp(names, schema=schema, mode=mode, unique=unique, existing_mode=existing)  # type: ignore[arg-type]
+    op = GuardOp(names, schema=schema, mode=mode, unique=unique, existing_mode=existing, accept=accept)  # type: ignore[arg-type]
     read: list[MigrateOperation] = []
     operations = Operations(MigrationContext.configure(dialect=PGDialect_psycopg()))
     operations.invoke = read.append  # type: ignore[assignment, method-assign]
