@@ -52,6 +52,8 @@ class Address:
     dbname: str
     tls: str = "prefer"
     ca: str | None = None
+    #: The connections that there are.
+    open_sides: set[Side] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
     def of(cls, dsn: str, tls: str, ca: str | None) -> "Address":
@@ -89,11 +91,15 @@ class Address:
     async def connect(self) -> Side:
         """Open a connection, with TLS as asked. Raises DatabaseUnavailable, ProtocolViolation."""
         loop = asyncio.get_running_loop()
+
+        def made() -> Side:
+            return Side(self.open_sides)
+
         try:
             if self.host.startswith("/"):
-                _, side = await loop.create_unix_connection(Side, f"{self.host}/.s.PGSQL.{self.port}")
+                _, side = await loop.create_unix_connection(made, f"{self.host}/.s.PGSQL.{self.port}")
             else:
-                _, side = await loop.create_connection(Side, self.host, self.port)
+                _, side = await loop.create_connection(made, self.host, self.port)
         except OSError as fault:
             raise DatabaseUnavailable(f"PostgreSQL can't be reached: {fault}") from None
         if self.tls != "disable":

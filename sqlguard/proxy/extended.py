@@ -57,9 +57,14 @@ class Portal:
         if len(formats) == 1:
             formats *= len(values)
         return [
-            None if value is None else value.decode(encoding, "replace") if form == 0 else "\\x" + value.hex()
+            None if value is None else _shown(value, encoding) if form == 0 else "\\x" + value.hex()
             for value, form in zip(values, formats, strict=True)
         ]
+
+
+def _shown(value: bytes, encoding: str) -> str:
+    """Return a text parameter as JSON can hold it; PostgreSQL will refuse what is no text."""
+    return value.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 class Extended:

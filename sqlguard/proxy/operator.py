@@ -35,6 +35,17 @@ Waiter = asyncio.Future[int]
 T = TypeVar("T")
 
 
+#: A connection is opened again at most once per question: whoever asks can't wait for long.
+_ATTEMPTS = 2
+
+
+class JournalUnavailable(SqlguardError):
+    """Raised for a write whose intent could not be written down; nothing of it has run."""
+
+    sqlstate = "58030"
+    default_hint = "nothing was changed; send it again later"
+
+
 @dataclass(frozen=True, slots=True)
 class _Event:
     action: int
@@ -119,19 +130,23 @@ class Operator:
         return await loop.run_in_executor(self._threads, self._answer, question)
 
     def _answer(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
-        conn = getattr(self._local, "connection", None)
-        for attempt in range(2):
+        fault: psycopg.Error | None = None
+        for _ in range(_ATTEMPTS):
+            conn = getattr(self._local, "connection", None)
             if conn is None or conn.closed:
                 conn = connect(self._dsn)
                 self._local.connection = conn
                 self._connections.append(conn)
             try:
                 return question(conn)
-            except psycopg.OperationalError as fault:
+            except (psycopg.OperationalError, psycopg.InterfaceError) as broken:
+                fault = broken
                 conn.close()
-                if attempt:
-                    raise DatabaseUnavailable(f"PostgreSQL does not answer: {fault}") from None
-        raise AssertionError  # the loop returns or raises
+                self._connections.remove(conn)
+            except psycopg.Error as refused:
+                fault = refused
+                break
+        raise DatabaseUnavailable(f"PostgreSQL does not answer: {fault}")
 
     def _watch(self) -> None:
         """Notice changes of the catalog; an unreachable server is asked again until it answers."""
@@ -155,23 +170,47 @@ class Operator:
         conn: psycopg.Connection[Any] | None = None
         while True:
             group = self._next_group()
-            intents = [item for item in group if isinstance(item, tuple)]
-            events = [item for item in group if isinstance(item, _Event)]
-            try:
-                if conn is None or conn.closed:
-                    conn = connect(self._dsn)
-                self._commit(conn, intents, events)
-            except (psycopg.Error, SqlguardError) as fault:
-                log.warning("journal not written", error=str(fault), intents=len(intents), events=len(events))
-                for _, waiter in intents:
-                    _fail(waiter, fault)
-                if conn is not None and (conn.closed or isinstance(fault, psycopg.OperationalError)):
-                    conn.close()
-                    conn = None
+            conn = self._write_group(
+                conn,
+                [item for item in group if isinstance(item, tuple)],
+                [item for item in group if isinstance(item, _Event)],
+            )
             if None in group:
                 break
         if conn is not None:
             conn.close()
+
+    def _write_group(
+        self,
+        conn: psycopg.Connection[Any] | None,
+        intents: list[tuple[Intent, Waiter]],
+        events: list[_Event],
+    ) -> psycopg.Connection[Any] | None:
+        """
+        Commit a group and return the connection for the next one.
+
+        What was broken off is written once more: if its commit got through after all, there is an intent twice
+        of which one never came to anything, as after a crash.
+        """
+        fault: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                if conn is None or conn.closed:
+                    conn = connect(self._dsn)
+                _write_events(conn, events)  # they belong to actions of earlier groups
+                events = []
+                _write_intents(conn, intents)
+            except (psycopg.Error, SqlguardError) as broken:
+                fault = broken
+                if conn is not None:
+                    conn.close()
+                    conn = None
+            else:
+                return conn
+        log.warning("journal not written", error=str(fault), intents=len(intents), events=len(events))
+        for _, waiter in intents:
+            _fail(waiter, _unavailable(fault))
+        return conn
 
     def _next_group(self) -> list[tuple[Intent, Waiter] | _Event | None]:
         group = [self._queue.get()]
@@ -180,30 +219,45 @@ class Operator:
                 group.append(self._queue.get_nowait())
         return group
 
-    @staticmethod
-    def _commit(
-        conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]], events: list[_Event]
-    ) -> None:
-        # Events first: they belong to actions of earlier groups. One bad intent (an ended task) must not
-        # take the others' with it, so a failed group is written one by one.
-        for event in events:
-            with suppress(psycopg.DatabaseError):
-                journal.record_event(conn, event.action, event.kind, event.detail)
-        if not intents:
-            return
+
+def _write_events(conn: psycopg.Connection[Any], events: list[_Event]) -> None:
+    """Write each event; raises psycopg's errors when the connection is broken, and only then."""
+    for event in events:
         try:
-            ids = journal.record_intents(conn, [intent for intent, _ in intents])
-        except psycopg.OperationalError:
+            journal.record_event(conn, event.action, event.kind, event.detail)
+        except (psycopg.Error, SqlguardError) as fault:
+            if conn.closed:
+                raise
+            log.warning("event not written", action=event.action, kind=event.kind, error=str(fault))
+
+
+def _write_intents(conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]]) -> None:
+    """Commit intents together, or where one is refused each by itself; raises as `_write_events` does."""
+    if not intents:
+        return
+    try:
+        ids = journal.record_intents(conn, [intent for intent, _ in intents])
+    except (psycopg.Error, SqlguardError):
+        if conn.closed:
             raise
-        except (psycopg.Error, SqlguardError):
-            for intent, waiter in intents:
-                try:
-                    _done(waiter, journal.record_intent(conn, intent))
-                except (psycopg.Error, SqlguardError) as fault:
-                    _fail(waiter, fault)
-            return
+    else:
         for (_, waiter), action in zip(intents, ids, strict=True):
             _done(waiter, action)
+        return
+    # One bad intent (an ended task) must not take the others' with it.
+    for intent, waiter in intents:
+        try:
+            _done(waiter, journal.record_intent(conn, intent))
+        except SqlguardError as fault:
+            _fail(waiter, fault)
+        except psycopg.Error as fault:
+            if conn.closed:
+                raise
+            _fail(waiter, _unavailable(fault))
+
+
+def _unavailable(fault: Exception | None) -> JournalUnavailable:
+    return JournalUnavailable(f"the journal can't be written: {str(fault).strip()}")
 
 
 def _done(waiter: Waiter, action: int) -> None:

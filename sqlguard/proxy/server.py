@@ -29,13 +29,10 @@ from sqlguard.wire.messages import AuthenticationOk, ParameterStatus, ReadyForQu
 from sqlguard.wire.reports import from_error
 
 log = structlog.get_logger()
+#: How often `stop` looks whether all connections are closed, and after how many times it cuts them off.
+_TICK, _PATIENCE = 0.02, 100
 #: Tells the Python door that this connection is guarded already.
 MARK = ParameterStatus(b"sqlguard_proxy", b"on").encode()
-
-
-class TooManyClients(SqlguardError):
-    sqlstate = "53300"
-    default_hint = "try again later, or raise max_clients"
 
 
 class Server:
@@ -55,6 +52,7 @@ class Server:
             tls,
             tls_required=settings.tls_required,
             binding=binding,
+            has_room=self._has_room,
         )
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
@@ -113,18 +111,25 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._all_closed()
+
+    async def _all_closed(self) -> None:
+        """Wait a moment until what is unsent has gone out, then cut off."""
+        sides = (self._clients, self._address.open_sides)
+        for attempt in range(2 * _PATIENCE):
+            if not any(sides):
+                return
+            if attempt == _PATIENCE:
+                for side in [*self._clients, *self._address.open_sides]:
+                    side.abort()
+            await asyncio.sleep(_TICK)
 
     def _accept(self) -> Side:
-        side = _ClientSide(self)
-        self._clients.add(side)
-        return side
+        return _ClientSide(self, self._clients)
 
     def greet(self, side: Side) -> None:
         """Begin with a client whose connection is there."""
         self._spawn(self._serve(side))
-
-    def gone(self, side: Side) -> None:
-        self._clients.discard(side)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -134,8 +139,10 @@ class Server:
     async def _serve(self, side: Side) -> None:
         """Welcome a client; whatever is wrong with it ends here."""
         try:
-            self._make_room()
-            await self._welcome(side)
+            # A client is told only when it has said who it is; those that never do must not fill the proxy.
+            if len(self._clients) <= 2 * self._settings.max_clients:
+                await self._welcome(side)
+                return
         except Cancel as asked:
             with contextlib.suppress(SqlguardError):
                 await cancel(self._address, asked.request)
@@ -148,8 +155,6 @@ class Server:
             pass
         except Exception:
             log.exception("client failed")
-        else:
-            return
         side.close()
 
     async def _welcome(self, side: Side) -> None:
@@ -165,9 +170,8 @@ class Server:
             raise DatabaseUnavailable("PostgreSQL did not answer the login in time") from None
         self._join(side, welcome, backend)
 
-    def _make_room(self) -> None:
-        if len(self._clients) > self._settings.max_clients:
-            raise TooManyClients("the proxy has as many clients as it takes")
+    def _has_room(self) -> bool:
+        return len(self._live) < self._settings.max_clients
 
     async def _log_in(self, welcome: Welcome) -> Backend:
         request = welcome.request
@@ -226,20 +230,15 @@ class Server:
 
 
 class _ClientSide(Side):
-    def __init__(self, server: Server) -> None:
-        super().__init__()
-        self._server = server
-        self._greeted = False
+    def __init__(self, server: Server, open_sides: set[Side]) -> None:
+        super().__init__(open_sides)
+        self._server: Server | None = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._greeted:
-            self._greeted = True
-            self._server.greet(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._server.gone(self)
+        server, self._server = self._server, None
+        if server is not None:  # only the first time: TLS makes it again
+            server.greet(self)
 
 
 class _Timer:

@@ -55,6 +55,8 @@ class Pipe(Protocol):
 
     def close(self) -> None: ...
 
+    def end(self) -> None: ...
+
     def pause(self, why: str) -> None: ...
 
     def resume(self, why: str) -> None: ...
@@ -178,7 +180,10 @@ class AgentSession:
             return True
         if kind == _TERMINATE:
             # The server ends the session when it has done what came before.
-            self.server.write(Terminate().encode())
+            if self._reader.is_in_run:
+                self.server.end()  # in the middle of COPY data nothing can be said
+            else:
+                self.server.write(Terminate().encode())
             return True
         return self.extended.fast(kind, item[1])
 

@@ -27,7 +27,9 @@ class Closed(ConnectionError):
 class Side(asyncio.Protocol):
     """One socket. `deliver` is set when the session takes over; `lost` is called once when it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_sides: "set[Side]") -> None:
+        """*open_sides* holds this one as long as its socket is there."""
+        self._open_sides = open_sides
         self.transport: asyncio.Transport | None = None
         self.deliver: Callable[[bytes], None] | None = None
         self.ended: Callable[[], None] | None = None
@@ -37,12 +39,15 @@ class Side(asyncio.Protocol):
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
         self._gone = False
+        #: We have said that we send no more.
+        self._has_ended = False
         self._objections: set[str] = set()
         self._linger: asyncio.TimerHandle | None = None
 
     # --- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._open_sides.add(self)
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=HIGH_WATER)
 
@@ -57,14 +62,15 @@ class Side(asyncio.Protocol):
             self.pause("login")
 
     def eof_received(self) -> bool:
-        """Keep our half open: what the peer asked before is still answered."""
+        """Keep our half open, which TLS can't: what the peer asked before is still answered."""
         if self.ended is None:
             return False
         self.ended()
-        return True
+        return not self.secure
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (the signature is asyncio's)
         self._gone = True
+        self._open_sides.discard(self)
         self._arrived.set()
         if self._linger is not None:
             self._linger.cancel()
@@ -155,7 +161,7 @@ class Side(asyncio.Protocol):
     # --- the session's side
 
     def write(self, data: bytes) -> None:
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or self._has_ended or self.transport.is_closing():
             return
         if not self.secure or len(data) <= TLS_PIECE:
             self.transport.write(data)
@@ -170,3 +176,17 @@ class Side(asyncio.Protocol):
             self._transport.close()
             if not self._gone:
                 self._linger = asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)
+
+    def end(self) -> None:
+        """Send no more, and read what is still to come; TLS can only do both at once."""
+        if self._is_open:
+            if self.secure or not self._transport.can_write_eof():
+                self.close()
+            else:
+                self._has_ended = True
+                self._transport.write_eof()
+
+    def abort(self) -> None:
+        """Close at once; what is unsent is lost."""
+        if self.transport is not None:
+            self.transport.abort()

@@ -7,6 +7,7 @@ the proxy logs in to PostgreSQL.
 import asyncio
 import secrets
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -42,6 +43,11 @@ class Cancel(Exception):
         self.request = request
 
 
+class TooManyClients(SqlguardError):
+    sqlstate = "53300"
+    default_hint = "try again later, or raise max_clients"
+
+
 class InvalidPassword(SqlguardError):
     sqlstate = "28P01"
     default_hint = "use the dsn that `sqlguard task open` printed"
@@ -71,6 +77,8 @@ class Door:
     tls_required: bool = False
     #: tls-server-end-point hash of the proxy's certificate.
     binding: bytes | None = None
+    #: Says whether one more client may stay.
+    has_room: Callable[[], bool] = lambda: True
 
     async def welcome(self, side: Side) -> Welcome:
         """Lead a client to the point where PostgreSQL can be asked. Raises Cancel, SqlguardError, Closed."""
@@ -104,7 +112,9 @@ class Door:
                         raise InvalidPassword(f'password authentication failed for user "{name}"')
 
     def _check(self, side: Side, request: Request) -> None:
-        """Refuse what a task may not bring along. Raises Refused."""
+        """Refuse what a task may not bring along. Raises Refused, TooManyClients."""
+        if not self.has_room():
+            raise TooManyClients("the proxy has as many clients as it takes")
         if self.tls_required and not side.secure:
             raise Refused("this proxy accepts TLS only", hint="connect with sslmode=require")
         if request.database.decode("utf-8", "replace") != self.database:

@@ -94,6 +94,11 @@ class FrameReader:
     def is_between_messages(self) -> bool:
         return not self._held and not self._rest
 
+    @property
+    def is_in_run(self) -> bool:
+        """Say whether a message has been passed on in part."""
+        return self._rest > 0
+
     def receive(self, data: bytes) -> Iterator[Frame | Run]:
         """Yield what *data* makes whole; must be read to its end. Raises ProtocolViolation."""
         # Not a generator itself: the bytes count as received even if nobody looks at the frames.

@@ -34,6 +34,8 @@ class Raw:
         self.socket = socket.create_connection((host, port), timeout=timeout)
         self._reader = FrameReader(BACKEND_LIMITS)
         self._frames: list[Frame] = []
+        #: Bytes that a test has read past the messages.
+        self.total = 0
 
     def send(self, *messages: FrontendMessage | StartupMessage | bytes) -> None:
         self.socket.sendall(b"".join(m if isinstance(m, bytes) else m.encode() for m in messages))

@@ -17,7 +17,9 @@ class Told:
         self.conn = conn
         self.notices: list[tuple[str, str]] = []
         # A diagnostic is only good while it is handled.
-        conn.add_notice_handler(lambda n: self.notices.append((n.message_primary or "", n.message_detail or "")))
+        conn.add_notice_handler(
+            lambda n: self.notices.append((n.message_primary or "", n.message_detail or ""))
+        )
 
     def reports(self) -> list[dict[tuple[str, str], int]]:
         found = [
@@ -105,7 +107,9 @@ def test_turned_on_inside_a_block(wired_world: Wired, told: Told, local: str, ex
 
 @pytest.mark.parametrize("extended", [False, True])
 def test_in_a_block_that_has_written_only_the_statement_is_taken_back(
-    wired_world: Wired, told: Told, extended: bool  # noqa: FBT001
+    wired_world: Wired,
+    told: Told,
+    extended: bool,  # noqa: FBT001
 ) -> None:
     conn = told.conn
     conn.execute("BEGIN")
@@ -132,7 +136,9 @@ def test_a_message_of_several(wired_world: Wired, told: Told) -> None:
     assert len(told.reports()) == 1
     conn.execute("BEGIN; DELETE FROM customers WHERE id = 134; COMMIT")
     assert len(told.reports()) == 1
-    conn.execute("SELECT 1; BEGIN; DELETE FROM customers WHERE id = 134; COMMIT; DELETE FROM customers WHERE id = 135")
+    conn.execute(
+        "SELECT 1; BEGIN; DELETE FROM customers WHERE id = 134; COMMIT; DELETE FROM customers WHERE id = 135"
+    )
     assert len(told.reports()) == 2
     conn.execute("BEGIN")
     conn.execute("DELETE FROM customers WHERE id = 134; DELETE FROM customers WHERE id = 135")
@@ -181,7 +187,9 @@ def test_from_the_start_of_the_session(wired_world: Wired, agent: Agent) -> None
 
 def test_errors_of_the_statement_and_of_deferred_constraints(wired_world: Wired, told: Told) -> None:
     conn = told.conn
-    wired_world.owner.execute("ALTER TABLE items ALTER CONSTRAINT items_order_id_fkey DEFERRABLE INITIALLY DEFERRED")
+    wired_world.owner.execute(
+        "ALTER TABLE items ALTER CONSTRAINT items_order_id_fkey DEFERRABLE INITIALLY DEFERRED"
+    )
     try:
         conn.execute("SET sqlguard.dry_run = on")
         late = "INSERT INTO items (order_id, product_id, quantity, price) VALUES (99999, 1, 1, 1)"

@@ -32,7 +32,10 @@ def test_a_repeat_gets_the_first_answer(wired_world: Wired, agent: Agent, mode: 
                         cursor.execute(INSERT.format(key).encode(), [1, "é", 1.5])
                 case _:
                     cursor.execute(
-                        INSERT.format(key).encode(), [1, "é", 1.5], prepare=mode == "prepared", binary=mode == "binary"
+                        INSERT.format(key).encode(),
+                        [1, "é", 1.5],
+                        prepare=mode == "prepared",
+                        binary=mode == "binary",
                     )
             return cursor.statusmessage, [tuple(map(str, row)) for row in cursor.fetchall()]
 
@@ -47,7 +50,9 @@ def test_a_repeat_gets_the_first_answer(wired_world: Wired, agent: Agent, mode: 
 def test_a_soft_delete_repeated(wired_world: Wired, agent: Agent) -> None:
     for _ in range(3):
         with agent.connect() as conn:
-            cursor = conn.execute("DELETE FROM customers WHERE id = 140 RETURNING name /*idempotency_key='d'*/")
+            cursor = conn.execute(
+                "DELETE FROM customers WHERE id = 140 RETURNING name /*idempotency_key='d'*/"
+            )
             assert (cursor.statusmessage, cursor.fetchall()) == ("DELETE 1", [("Customer 140",)])
 
 
@@ -63,7 +68,10 @@ def test_the_key_of_another_statement(wired_world: Wired, agent: Agent) -> None:
     with agent.connect() as conn:
         conn.execute("SET sqlguard.idempotency_key = 'one'")
         conn.execute("UPDATE orders SET note = 'a' WHERE id = 80")
-        for text, params in (("UPDATE orders SET note = 'b' WHERE id = 80", None), ("UPDATE orders SET note = %s WHERE id = 80", ["b"])):
+        for text, params in (
+            ("UPDATE orders SET note = 'b' WHERE id = 80", None),
+            ("UPDATE orders SET note = %s WHERE id = 80", ["b"]),
+        ):
             with pytest.raises(psycopg.Error) as caught:
                 conn.execute(text, params)
             assert caught.value.sqlstate == "SG002"

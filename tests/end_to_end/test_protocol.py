@@ -40,11 +40,20 @@ def code(client: Raw, *messages: object) -> str:
 def test_one_ready_for_query_per_sync_after_a_refusal(agent: Agent) -> None:
     with raw(agent) as client:
         client.send(
-            Parse(b"", b"SELECT 1"), bind(), Execute(b""),
-            Parse(b"", b"DROP TABLE orders"), bind(), Execute(b""),
-            Parse(b"", b"SELECT 2"), bind(), Execute(b""),
+            Parse(b"", b"SELECT 1"),
+            bind(),
+            Execute(b""),
+            Parse(b"", b"DROP TABLE orders"),
+            bind(),
+            Execute(b""),
+            Parse(b"", b"SELECT 2"),
+            bind(),
+            Execute(b""),
             Sync(),
-            Parse(b"", b"SELECT 3"), bind(), Execute(b""), Sync(),
+            Parse(b"", b"SELECT 3"),
+            bind(),
+            Execute(b""),
+            Sync(),
         )
         assert kinds(client.until_ready()) == "12DCEZ"
         assert kinds(client.until_ready()) == "12DCZ"
@@ -88,7 +97,9 @@ def test_suspended_portals_and_row_limits(wired_world: Wired, agent: Agent) -> N
         client.send(Parse(b"", b"SELECT id FROM orders ORDER BY id"), bind(portal=b"p"))
         client.send(Execute(b"p", 2), Execute(b"p", 2), Execute(b"p", 1), Sync())
         assert kinds(client.until_ready()) == "12DDsDDsDsZ"
-        client.send(Parse(b"", b"DELETE FROM customers WHERE id IN (110, 111, 112) RETURNING id"), bind(portal=b"d"))
+        client.send(
+            Parse(b"", b"DELETE FROM customers WHERE id IN (110, 111, 112) RETURNING id"), bind(portal=b"d")
+        )
         client.send(Execute(b"d", 1), Execute(b"d", 0), Sync())
         found = client.until_ready()
         assert kinds(found) == "12DsDDCZ"
@@ -100,7 +111,16 @@ def test_names_that_were_never_decided_do_not_run(agent: Agent) -> None:
     with raw(agent) as client:
         assert code(client, bind(statement=b"nobody"), Execute(b""), Sync()) == "26000"
         assert code(client, Execute(b"nowhere"), Sync()) == "34000"
-        assert code(client, Parse(b"s", b"SELECT 1"), Close(is_portal=False, name=b"s"), bind(statement=b"s"), Sync()) == "26000"
+        assert (
+            code(
+                client,
+                Parse(b"s", b"SELECT 1"),
+                Close(is_portal=False, name=b"s"),
+                bind(statement=b"s"),
+                Sync(),
+            )
+            == "26000"
+        )
         client.send(Parse(b"s", b"SELECT 1"), bind(portal=b"p", statement=b"s"), Sync())
         assert kinds(client.until_ready()) == "12Z"
         assert code(client, Execute(b"p"), Sync()) == "34000"
@@ -120,7 +140,9 @@ def test_a_close_that_was_skipped_closes_nothing(agent: Agent) -> None:
 
 def test_a_portal_of_a_write_can_not_be_swapped_for_a_read(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        client.send(Query(b"BEGIN"), Parse(b"w", DELETE), bind(portal=b"p", statement=b"w", values=(b"120",)), Sync())
+        client.send(
+            Query(b"BEGIN"), Parse(b"w", DELETE), bind(portal=b"p", statement=b"w", values=(b"120",)), Sync()
+        )
         client.until_ready()
         client.until_ready()
         client.send(Query(b"SAVEPOINT s"))
@@ -147,20 +169,37 @@ def test_status_e_inside_a_block_and_its_end(agent: Agent) -> None:
 
 def test_begin_write_commit_in_one_pipeline(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        for text in (b"BEGIN", b"UPDATE orders SET note = 'p' WHERE id = 61", b"SELECT note FROM orders WHERE id = 61", b"COMMIT"):
+        for text in (
+            b"BEGIN",
+            b"UPDATE orders SET note = 'p' WHERE id = 61",
+            b"SELECT note FROM orders WHERE id = 61",
+            b"COMMIT",
+        ):
             client.send(Parse(b"", text), bind(), Execute(b""))
         client.send(Parse(b"", b"UPDATE orders SET note = 'q' WHERE id = 62"), bind(), Execute(b""), Sync())
-        assert kinds(client.until_ready()) == "12C" "12C" "12DC" "12C" "12CZ"
+        assert kinds(client.until_ready()) == "12C12C12DC12C12CZ"
         client.send(Parse(b"", b"UPDATE orders SET note = 'r' WHERE id = 63"), bind(), Execute(b""))
         client.send(Parse(b"", b"SELECT 1/0"), bind(), Execute(b""), Sync())
         assert kinds(client.until_ready()) == "12C1EZ"  # PostgreSQL works constants out at Bind
-    assert [wired_world.value(f"SELECT note FROM orders WHERE id = {n}") for n in (61, 62, 63)] == ["p", "q", None]
+    assert [wired_world.value(f"SELECT note FROM orders WHERE id = {n}") for n in (61, 62, 63)] == [
+        "p",
+        "q",
+        None,
+    ]
     assert wired_world.outcomes(agent) == ["committed", "committed", "failed"]
 
 
 def test_a_read_before_a_write_in_one_pipeline(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        client.send(Parse(b"", b"SELECT 1"), bind(), Execute(b""), Parse(b"", DELETE), bind(values=(b"121",)), Execute(b""), Sync())
+        client.send(
+            Parse(b"", b"SELECT 1"),
+            bind(),
+            Execute(b""),
+            Parse(b"", DELETE),
+            bind(values=(b"121",)),
+            Execute(b""),
+            Sync(),
+        )
         assert kinds(client.until_ready()) == "12DC12DCZ"
     assert wired_world.value("SELECT count(*) FROM customers WHERE id = 121 AND deleted_at IS NULL") == 0
 
@@ -182,7 +221,13 @@ def test_the_function_call_message_is_refused(agent: Agent) -> None:
 
 def test_a_query_in_the_middle_of_a_pipeline(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        client.send(Parse(b"", b"SELECT 1"), bind(), Execute(b""), Query(b"UPDATE orders SET note = 'mid' WHERE id = 64"), Sync())
+        client.send(
+            Parse(b"", b"SELECT 1"),
+            bind(),
+            Execute(b""),
+            Query(b"UPDATE orders SET note = 'mid' WHERE id = 64"),
+            Sync(),
+        )
         assert kinds(client.until_ready()) == "12DCCZ"
         assert client.until_ready() == [ReadyForQuery(b"I")]
     assert wired_world.value("SELECT note FROM orders WHERE id = 64") == "mid"
@@ -225,7 +270,13 @@ def test_protocol_options_and_versions_are_negotiated_once(wired_world: Wired, a
 
 
 def test_settings_that_can_not_be_brought_along(agent: Agent) -> None:
-    for parameters in ({"search_path": "pg_temp"}, {"options": "-c row_security=off"}, {"options": "-crole=postgres"}, {"replication": "database"}, {"session_authorization": "postgres"}):
+    for parameters in (
+        {"search_path": "pg_temp"},
+        {"options": "-c row_security=off"},
+        {"options": "-crole=postgres"},
+        {"replication": "database"},
+        {"session_authorization": "postgres"},
+    ):
         client = Raw(agent.host, agent.port)
         with pytest.raises(AssertionError) as caught:
             client.log_in(agent, **parameters)
@@ -253,13 +304,23 @@ def test_annotations_at_the_start_and_by_set(wired_world: Wired, agent: Agent) -
             client.send(Query(text))
             assert "E" not in kinds(client.until_ready()), text
     found = wired_world.actions(agent)
-    assert [a["reason"] for a in found] == ["from the start", "later", "inside", "later", "by function", "by function", "from the start"]
+    assert [a["reason"] for a in found] == [
+        "from the start",
+        "later",
+        "inside",
+        "later",
+        "by function",
+        "by function",
+        "from the start",
+    ]
     assert (found[1]["confidence"], found[1]["step"]) == (0.7, "2")
 
 
 def test_half_closed_clients_get_their_answers(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        client.send(Query(b"SELECT 1"), Query(b"UPDATE orders SET note = 'half' WHERE id = 66"), Query(b"SELECT 2"))
+        client.send(
+            Query(b"SELECT 1"), Query(b"UPDATE orders SET note = 'half' WHERE id = 66"), Query(b"SELECT 2")
+        )
         client.socket.shutdown(1)
         assert kinds(client.rest()) == "TDCZCZTDCZ"
     assert wired_world.value("SELECT note FROM orders WHERE id = 66") == "half"
@@ -273,9 +334,16 @@ def test_terminate_ends_the_session(agent: Agent) -> None:
 
 def test_nul_bytes(wired_world: Wired, agent: Agent) -> None:
     with raw(agent) as client:
-        client.send(Parse(b"", b"SELECT $1::bytea", (17,)), bind(formats=(1,), values=(b"\0\1\0",), result_formats=(1,)), Execute(b""), Sync())
+        client.send(
+            Parse(b"", b"SELECT $1::bytea", (17,)),
+            bind(formats=(1,), values=(b"\0\1\0",), result_formats=(1,)),
+            Execute(b""),
+            Sync(),
+        )
         assert DataRow((b"\0\1\0",)) in client.until_ready()
-        assert code(client, Parse(b"", b"SELECT $1::text", (25,)), bind(values=(b"a\0b",)), Execute(b""), Sync()) in ("22021", "22P05")
+        assert code(
+            client, Parse(b"", b"SELECT $1::text", (25,)), bind(values=(b"a\0b",)), Execute(b""), Sync()
+        ) in ("22021", "22P05")
 
 
 def test_a_server_that_ends_the_session_says_why(wired_world: Wired, agent: Agent) -> None:
@@ -291,12 +359,23 @@ def test_a_prepared_statement_after_the_catalog_has_changed(wired_world: Wired, 
     from time import sleep  # noqa: PLC0415
 
     with raw(agent) as client:
-        client.send(Parse(b"s", b"SELECT count(*) FROM staff"), Parse(b"w", b"UPDATE staff SET name = 'x' WHERE id = $1"), Sync())
+        client.send(
+            Parse(b"s", b"SELECT count(*) FROM staff"),
+            Parse(b"w", b"UPDATE staff SET name = 'x' WHERE id = $1"),
+            Sync(),
+        )
         client.until_ready()
         wired_world.owner.execute("ALTER TABLE staff ADD COLUMN extra integer")
         try:
             sleep(1.0)
-            client.send(bind(statement=b"s"), Execute(b""), Sync(), bind(statement=b"w", values=(b"1",)), Execute(b""), Sync())
+            client.send(
+                bind(statement=b"s"),
+                Execute(b""),
+                Sync(),
+                bind(statement=b"w", values=(b"1",)),
+                Execute(b""),
+                Sync(),
+            )
             assert kinds(client.until_ready()) == "2DCZ"
             assert kinds(client.until_ready()) == "2CZ"
         finally:

@@ -98,7 +98,7 @@ class Wired:
     def actions(self, agent: Agent) -> list[dict[str, Any]]:
         """What the journal says of the agent's task, oldest first; how an action ended is written a bit later."""
         for _ in range(100):
-            found = [a.as_dict() for a in list_actions(self.owner, task=agent.task.task.id)]
+            found = [a.as_dict() for a in list_actions(self.owner, task=agent.task.task.id, limit=10_000)]
             if all(a["outcome"] != "unsettled" for a in found):
                 break
             time.sleep(0.05)

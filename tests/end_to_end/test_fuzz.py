@@ -1,0 +1,218 @@
+"""
+Messages cut at every byte and mutated at random, with fixed seeds: the proxy answers or ends that one connection,
+and goes on serving the others.
+"""
+
+import random
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from end_to_end.raw import Raw, bind, kinds, raw
+from end_to_end.wired import Agent, Wired
+
+from sqlguard.errors import ProtocolViolation
+from sqlguard.wire.messages import (
+    CancelRequest,
+    Close,
+    Describe,
+    Execute,
+    Flush,
+    Parse,
+    Query,
+    SASLInitialResponse,
+    SASLResponse,
+    SSLRequest,
+    StartupMessage,
+    Sync,
+    Terminate,
+)
+
+SESSION = (
+    Query(b"SELECT 1"),
+    Parse(b"s", b"DELETE FROM customers WHERE id = $1 RETURNING id", (23,)),
+    bind(b"p", b"s", formats=(1,), values=(b"\0\0\1\0",), result_formats=(1,)),
+    Describe(is_portal=True, name=b"p"),
+    Execute(b"p", 1),
+    Close(is_portal=True, name=b"p"),
+    Flush(),
+    Sync(),
+    Query(b"BEGIN; UPDATE orders SET note = 'z' WHERE id = 120; ROLLBACK"),
+    Query(b"COPY (SELECT id FROM staff) TO STDOUT"),
+)
+
+
+def startup(agent: Agent) -> bytes:
+    pairs = (
+        (b"user", agent.task.role.encode()),
+        (b"database", agent.database.encode()),
+        (b"options", b"-c geqo=off"),
+    )
+    return StartupMessage(3 << 16, pairs).encode()
+
+
+def first_proof() -> bytes:
+    return SASLInitialResponse(b"SCRAM-SHA-256", b"n,,n=,r=rOprNGfwEbeRWgbNEkqO").encode()
+
+
+def last_proof() -> bytes:
+    return SASLResponse(b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj,p=" + b"A" * 43 + b"=").encode()
+
+
+def finish(client: Raw, limit: float = 10) -> bytes:
+    """End our half and read all that comes; a proxy that neither answers nor closes fails the test."""
+    client.socket.settimeout(limit)
+    data = b""
+    try:
+        client.socket.shutdown(1)
+        while chunk := client.socket.recv(65536):
+            data += chunk
+    except (ConnectionResetError, BrokenPipeError, OSError) as fault:
+        if isinstance(fault, TimeoutError):
+            raise
+    client.close()
+    return data
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Change, remove, insert, double or truncate a few bytes; lengths that lie are among it."""
+    raw_bytes = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(raw_bytes)) if raw_bytes else 0
+        match chance.randrange(6):
+            case 0 if raw_bytes:
+                raw_bytes[at] = chance.randrange(256)
+            case 1:
+                del raw_bytes[at : at + chance.randint(1, 8)]
+            case 2:
+                raw_bytes[at:at] = chance.randbytes(chance.randint(1, 8))
+            case 3:
+                raw_bytes[at:at] = raw_bytes[at : at + chance.randint(1, 40)]
+            case 4:
+                del raw_bytes[at:]
+            case _:
+                raw_bytes[at : at + 4] = struct.pack(
+                    ">I", chance.choice([0, 3, 4, 5, 255, 2**31 - 1, 2**31, 2**32 - 1])
+                )
+    return bytes(raw_bytes)
+
+
+@pytest.fixture
+def _unharmed(wired_world: Wired, agent: Agent) -> Iterator[None]:
+    """A session that is there all the time, and no session that is left over."""
+    with agent.connect() as conn:
+        before = wired_world.proxy.sessions
+        yield
+        assert conn.execute("SELECT count(*) FROM staff").fetchone() == (8,)
+        for _ in range(200):
+            if wired_world.proxy.sessions == before:
+                break
+            time.sleep(0.05)
+        assert wired_world.proxy.sessions == before
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_the_login_cut_at_every_byte(agent: Agent) -> None:
+    for packets in (
+        (startup(agent),),
+        (startup(agent), first_proof()),
+        (SSLRequest().encode(), startup(agent)),
+    ):
+        whole = b"".join(packets)
+        for cut in range(len(whole)):
+            client = Raw(agent.host, agent.port)
+            client.send(whole[:cut])
+            finish(client)
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_the_login_mutated(agent: Agent) -> None:
+    chance = random.Random(20_240_601)
+    seeds = [
+        startup(agent),
+        startup(agent) + first_proof(),
+        startup(agent) + first_proof() + last_proof(),
+        SSLRequest().encode() + startup(agent),
+        CancelRequest(1234, b"\1\2\3\4").encode(),
+        first_proof(),
+    ]
+    for _ in range(1500):
+        client = Raw(agent.host, agent.port)
+        client.send(mutated(chance.choice(seeds), chance))
+        answer = finish(client)
+        assert b"R\0\0\0\x08\0\0\0\0" not in answer  # nobody got in
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_a_session_cut_at_every_byte(agent: Agent) -> None:
+    whole = b"".join(m.encode() for m in SESSION)
+    for cut in range(0, len(whole)):
+        with raw(agent) as client:
+            client.send(whole[:cut])
+            finish(client)
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_a_session_in_two_pieces_at_every_byte(agent: Agent) -> None:
+    whole = b"".join(m.encode() for m in SESSION[:8])
+    expected: list[str] | None = None
+    with raw(agent) as client:
+        for cut in range(len(whole) + 1):
+            client.send(whole[:cut])
+            if cut % 7 == 0:
+                time.sleep(0.001)
+            client.send(whole[cut:])
+            found = [kinds(client.until_ready()), kinds(client.until_ready())]
+            # The second time the statement is there already, and the row is gone.
+            if cut == 1:
+                expected = found
+            assert expected is None or found == expected
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_a_session_mutated(agent: Agent) -> None:
+    chance = random.Random(20_240_602)
+    whole = [m.encode() for m in SESSION]
+    for _ in range(400):
+        with raw(agent) as client:
+            sent = list(whole)
+            chance.shuffle(sent)
+            index = chance.randrange(len(sent))
+            sent[index] = mutated(sent[index], chance)
+            client.send(b"".join(sent[: chance.randint(1, len(sent))]))
+            finish(client)
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_messages_in_any_order_end_with_one_ready_per_sync(agent: Agent) -> None:
+    """Whole messages, shuffled: legal or not, the client is never out of step."""
+    chance = random.Random(20_240_603)
+    for _ in range(150):
+        with raw(agent) as client:
+            messages = [chance.choice(SESSION) for _ in range(chance.randint(1, 12))]
+            client.send(*messages, Sync(), Query(b"ROLLBACK"), Query(b"SELECT 'the end'"), Terminate())
+            found = client.rest()
+            text = kinds(found)
+            assert text.endswith("TDCZ")
+            assert text.count("Z") <= sum(isinstance(m, Query | Sync) for m in messages) + 3
+
+
+def test_the_mutations_reach_the_decoders() -> None:
+    """The fuzz is worth something only if it gets past the framing often enough."""
+    from sqlguard.wire.buffer import Frame, FrameReader, frontend_limits  # noqa: PLC0415
+    from sqlguard.wire.messages import decode_frontend  # noqa: PLC0415
+
+    chance = random.Random(1)
+    decoded = broken = 0
+    for _ in range(2000):
+        reader = FrameReader(frontend_limits())
+        try:
+            for frame in reader.receive(mutated(chance.choice(SESSION).encode(), chance)):
+                assert isinstance(frame, Frame)
+                decode_frontend(*frame)
+                decoded += 1
+        except ProtocolViolation:
+            broken += 1
+    assert decoded > 40
+    assert broken > 300
