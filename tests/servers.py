@@ -5,8 +5,11 @@ The one idea: a server per version and test process, started at the first use an
 copied from a template in a few milliseconds. Roles belong to the whole server, so they are cleaned up too.
 """
 
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +41,21 @@ SETTINGS = {
 ROLES = r"^(sg|sqlguard)_"
 
 _numbers = count(1)
+MEMORY = Path("/dev/shm")  # noqa: S108 (a file system in memory; folders in it are private)
+#: Bytes that the servers of all test processes may need there.
+ROOM = 4 << 30
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """Make temporary folders in memory, if there is room: a database per test is a lot of small files."""
+    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
+    before = tempfile.tempdir
+    tempfile.tempdir = str(MEMORY) if roomy else before
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 class Servers:
@@ -50,7 +68,8 @@ class Servers:
 
     def get(self, version: int) -> EmbeddedServer:
         if version not in self._running:
-            server = EmbeddedServer.start(require_bindir(version), settings=SETTINGS)
+            with in_memory():
+                server = EmbeddedServer.start(require_bindir(version), settings=SETTINGS)
             self._running[version] = server
             with psycopg.connect(server.dsn(), autocommit=True) as conn:
                 conn.execute(
@@ -136,7 +155,8 @@ def fresh_database(server: EmbeddedServer, template: str = "template1") -> Itera
 def create(server: EmbeddedServer, name: str, template: str = "template1") -> None:
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         conn.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(
+            # Copying files is ten times faster than logging them where they are in memory.
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {} STRATEGY file_copy").format(
                 sql.Identifier(name), sql.Identifier(template), sql.Identifier(OWNER)
             )
         )
