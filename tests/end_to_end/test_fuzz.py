@@ -29,6 +29,9 @@ from sqlguard.wire.messages import (
     Terminate,
 )
 
+#: Long: run on the newest server only (.ci/run).
+pytestmark = pytest.mark.slow
+
 SESSION = (
     Query(b"SELECT 1"),
     Parse(b"s", b"DELETE FROM customers WHERE id = $1 RETURNING id", (23,)),

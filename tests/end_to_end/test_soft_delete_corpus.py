@@ -13,6 +13,9 @@ from end_to_end.soft_cases import NARROWED, Played, World, given, world
 
 from sqlguard.embedded import EmbeddedServer
 
+#: Long: run on the newest server only (.ci/run).
+pytestmark = pytest.mark.slow
+
 #: Expected to pass and refused, or refused by another SQLSTATE: docs/soft_delete_cases.md says why.
 ARGUED_SOFT = {
     "SD-B25": "SG002",  # temporary tables
