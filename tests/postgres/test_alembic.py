@@ -349,7 +349,10 @@ def test_the_preflights_notes_are_logged(
     assert any("on_conflict_needs_predicate" in message for message in caplog.messages)
 
 
-def test_several_schemas_and_a_naming_convention(migrated: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("filtered", [True, False])
+def test_several_schemas_and_a_naming_convention(
+    migrated: Database, tmp_path: Path, *, filtered: bool
+) -> None:
     migrated.execute("CREATE SCHEMA sales")
 
     def models(info: Any = None) -> MetaData:
@@ -376,7 +379,7 @@ def test_several_schemas_and_a_naming_convention(migrated: Database, tmp_path: P
         )
         return metadata
 
-    options = {"include_schemas": True, "include_name": include_name}
+    options = {"include_schemas": True, **({"include_name": include_name} if filtered else {})}
     alembic = project(tmp_path, migrated, models(), options=options)
     assert alembic.pending() == ""
     alembic.metadata = models(SOFT)
