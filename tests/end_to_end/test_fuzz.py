@@ -150,7 +150,7 @@ def test_the_login_mutated(agent: Agent) -> None:
 @pytest.mark.usefixtures("_unharmed")
 def test_a_session_cut_at_every_byte(agent: Agent) -> None:
     whole = b"".join(m.encode() for m in SESSION)
-    for cut in range(0, len(whole)):
+    for cut in range(len(whole)):
         with raw(agent) as client:
             client.send(whole[:cut])
             finish(client)
