@@ -22,6 +22,11 @@ _OURS = sql.SQL(
     " WHERE c.id = {set} OR (c.relid = {relid} AND c.undo_id IS NOT NULL)))"
 )
 
+_CHOSEN = sql.SQL(
+    "pg_temp.sqlguard_chosen h JOIN sqlguard.row_change r"
+    " ON r.change_set_id = h.change_set_id AND r.id = h.row_change_id"
+)
+
 
 def changed(choice: Choice, one: ChangeSet) -> Iterator[RowLeft]:
     """Deleted rows that somebody changed since; nothing tells what they were, so nobody may know it is wrong."""
@@ -81,13 +86,14 @@ def _parent_stays(choice: Choice, key: Key, sets: Sequence[ChangeSet]) -> sql.Co
     back: sql.Composable = sql.SQL("false")
     with_it = [s.id for s in sets if s.relid in tree_oids(choice.facts, root)]
     if names and with_it:
+        # Not correlated, so that it is read once and hashed.
         back = sql.SQL(
-            "EXISTS (SELECT FROM pg_temp.sqlguard_chosen h JOIN sqlguard.row_change p"
+            "{} IN (SELECT coalesce(p.new_key, p.key) FROM pg_temp.sqlguard_chosen h JOIN sqlguard.row_change p"
             " ON p.change_set_id = h.change_set_id AND p.id = h.row_change_id"
-            " WHERE h.change_set_id = ANY ({}::bigint[]) AND coalesce(p.new_key, p.key) = {})"
+            " WHERE h.change_set_id = ANY ({}::bigint[]) AND p.key IS NOT NULL)"
         ).format(
-            sql.Literal(with_it),
             choice.target(root.oid).key_of(names, sql.Identifier("parent")),
+            sql.Literal(with_it),
         )
     return sql.SQL(
         "EXISTS (SELECT FROM {parent} AS parent WHERE {joins} AND parent.deleted_at IS NOT NULL AND NOT {back})"
@@ -104,25 +110,31 @@ def _take_out(
     """Take rows out of the chosen ones whose row now fulfils *condition*; None: whose row is not there."""
     target = choice.target(one.relid)
     names = one.key_columns or []
-    found = sql.SQL("(SELECT to_jsonb({row}.*) FROM {table} AS {row} WHERE {matches}{extra} LIMIT 1)").format(
-        row=ROW,
-        table=target.ident,
-        matches=target.matches(names, sql.SQL("coalesce(r.new_key, r.key)")),
-        extra=sql.SQL("") if condition is None else sql.SQL(" AND {}").format(condition),
-    )
+    matches = target.matches(names, sql.SQL("coalesce(r.new_key, r.key)"))
+    parts = {"row": ROW, "table": target.ident, "matches": matches}
+    # Joins, not a look at each row: a condition may hold a subquery, which is then read once.
+    if condition is None:
+        rows = sql.SQL(
+            "SELECT r.change_set_id, r.id, coalesce(r.new_key, r.key) AS key, NULL::jsonb AS there FROM {chosen}"
+            " WHERE {mine} AND NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})"
+        )
+    else:
+        rows = sql.SQL(
+            "SELECT r.change_set_id, r.id, coalesce(r.new_key, r.key) AS key, to_jsonb({row}.*) AS there"
+            " FROM {chosen} JOIN {table} AS {row} ON {matches} WHERE {mine} AND {condition}"
+        )
+        parts["condition"] = condition
     query = sql.SQL(
-        "WITH found AS MATERIALIZED ("
-        " SELECT h.change_set_id, h.row_change_id, coalesce(r.new_key, r.key) AS key, {found} AS there"
-        " FROM pg_temp.sqlguard_chosen h JOIN sqlguard.row_change r"
-        " ON r.change_set_id = h.change_set_id AND r.id = h.row_change_id WHERE h.change_set_id = {set}),"
-        " out AS (DELETE FROM pg_temp.sqlguard_chosen h USING found f WHERE f.there IS {not_} NULL"
-        "         AND h.change_set_id = f.change_set_id AND h.row_change_id = f.row_change_id"
-        "         RETURNING f.key, f.there)"
+        "WITH found AS MATERIALIZED ({rows}),"
+        " out AS (DELETE FROM pg_temp.sqlguard_chosen h USING found f"
+        "         WHERE h.change_set_id = f.change_set_id AND h.row_change_id = f.id RETURNING f.key, f.there)"
         " SELECT key, there FROM out ORDER BY key"
     ).format(
-        found=found,
-        set=sql.Literal(one.id),
-        not_=sql.SQL("" if condition is None else "NOT"),
+        rows=rows.format(
+            **parts,
+            chosen=_CHOSEN,
+            mine=sql.SQL("h.change_set_id = {}").format(sql.Literal(one.id)),
+        )
     )
     for key, row in choice.conn.execute(query).fetchall():
         yield RowLeft(one.table, _named(names, key), reason, problem, row)

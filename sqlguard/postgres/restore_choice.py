@@ -24,6 +24,20 @@ from sqlguard.postgres.undo_table import ROW, Target
 from sqlguard.postgres.walls_facts import Facts, Key, Relation
 
 _CASCADES = ("c", "n", "d")
+#: From more rows on, loops over rows are not worth planning.
+_FEW = 1000
+_PICKED = sql.SQL(
+    "EXISTS (SELECT FROM pg_temp.sqlguard_pick p WHERE p.change_set_id = r.change_set_id AND p.row_change_id = r.id)"
+)
+# The set of a redo has rows of its own, with the same keys as the delete that it stands for.
+_PICKED_BEFORE = sql.SQL("""
+    coalesce(r.new_key, r.key) IN (
+        WITH RECURSIVE up (id) AS (
+            SELECT {id}::bigint
+            UNION SELECT c.reverts FROM up JOIN sqlguard.change_set c ON c.id = up.id WHERE c.reverts IS NOT NULL)
+        SELECT coalesce(b.new_key, b.key) FROM up JOIN pg_temp.sqlguard_pick p ON p.change_set_id = up.id
+        JOIN sqlguard.row_change b ON b.change_set_id = p.change_set_id AND b.id = p.row_change_id)
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +93,7 @@ class Choice:
             " WHERE c.action_id = %s AND c.undo_id IS NULL AND c.op IN ('delete', 'soft_delete')",
             [action],
         )
+        self._advise()
         for one in self._sets(self.base):
             for key, child in self._consequences(one):
                 if child.op == "update":
@@ -98,6 +113,7 @@ class Choice:
         waiting = list(self._sets(self.base))
         while waiting:
             one = waiting.pop()
+            self._advise()
             for key, child in self._consequences(one):
                 if self._pick_referring(key, one, child) and child.op != "update":
                     waiting.append(child)
@@ -287,28 +303,26 @@ class Choice:
     def settle(self) -> list[ChangeSet]:
         """Fill sqlguard_chosen with what is still in effect of the picked rows; return their sets."""
         sets = self._in_effect()
+        self._advise()
+        base = set(self.base)
         for one in sets:
+            picked = _PICKED if one.id in base else _PICKED_BEFORE
             self.conn.execute(
-                sql.SQL(
-                    """
-                    WITH RECURSIVE live (base, id) AS (
-                        SELECT p.change_set_id, p.change_set_id FROM pg_temp.sqlguard_pick p GROUP BY 1
-                        UNION
-                        SELECT l.base, again.id FROM live l
-                        JOIN sqlguard.change_set back ON back.reverts = l.id
-                        JOIN sqlguard.change_set again ON again.reverts = back.id
-                    ),
-                    due AS (SELECT r.id, coalesce(r.new_key, r.key) AS key {source})
-                    INSERT INTO pg_temp.sqlguard_chosen
-                    SELECT DISTINCT l.id, due.id FROM live l
-                    JOIN pg_temp.sqlguard_pick p ON p.change_set_id = l.base
-                    JOIN sqlguard.row_change b ON b.change_set_id = p.change_set_id AND b.id = p.row_change_id
-                    JOIN due ON CASE WHEN l.id = l.base THEN due.id = b.id ELSE due.key = coalesce(b.new_key, b.key) END
-                    WHERE l.id = {id}
-                    """
-                ).format(source=source(one), id=sql.Literal(one.id))
+                sql.SQL("INSERT INTO pg_temp.sqlguard_chosen SELECT r.change_set_id, r.id {} AND {}").format(
+                    source(one), picked.format(id=sql.Literal(one.id))
+                )
             )
+        self.conn.execute("ANALYZE pg_temp.sqlguard_chosen")
         return sets
+
+    def _advise(self) -> None:
+        """Tell the planner how much there is: of the journal it knows little, of new tables nothing."""
+        self.conn.execute("ANALYZE pg_temp.sqlguard_pick")
+        self.conn.execute(
+            "SELECT set_config('enable_nestloop', CASE WHEN count(*) > %s THEN 'off' ELSE 'on' END, true)"
+            " FROM pg_temp.sqlguard_pick",
+            [_FEW],
+        )
 
     def target(self, relid: int) -> Target:
         if relid not in self.targets:
