@@ -103,15 +103,14 @@ def test_server_side_cursors(agent: Agent) -> None:
 
 
 def test_a_pipeline_of_reads_and_writes(wired_world: Wired, agent: Agent) -> None:
-    with agent.connect() as conn:
-        with conn.pipeline() as pipeline:
-            first = conn.execute("SELECT count(*) FROM items WHERE order_id = 1")
-            for number in range(1, 6):
-                conn.execute("UPDATE orders SET note = %s WHERE id = %s", [f"n{number}", number])
-            pipeline.sync()
-            last = conn.execute("SELECT note FROM orders WHERE id BETWEEN 1 AND 5 ORDER BY id")
-            assert [row[0] for row in last.fetchall()] == ["n1", "n2", "n3", "n4", "n5"]
-            assert first.fetchone()
+    with agent.connect() as conn, conn.pipeline() as pipeline:
+        first = conn.execute("SELECT count(*) FROM items WHERE order_id = 1")
+        for number in range(1, 6):
+            conn.execute("UPDATE orders SET note = %s WHERE id = %s", [f"n{number}", number])
+        pipeline.sync()
+        last = conn.execute("SELECT note FROM orders WHERE id BETWEEN 1 AND 5 ORDER BY id")
+        assert [row[0] for row in last.fetchall()] == ["n1", "n2", "n3", "n4", "n5"]
+        assert first.fetchone()
     assert {a["outcome"] for a in wired_world.actions(agent)} == {"committed"}
 
 

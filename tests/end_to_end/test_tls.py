@@ -15,8 +15,8 @@ import trustme
 from end_to_end.inprocess import proxy
 from end_to_end.raw import Raw
 from end_to_end.wired import Agent, Wired, wired_shop
-from servers import SETTINGS, Database, OWNER, OWNER_PASSWORD, create
 from psycopg import sql
+from servers import OWNER, OWNER_PASSWORD, SETTINGS, Database, create
 
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.embedded.binaries import find_bindir
