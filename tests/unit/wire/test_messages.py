@@ -170,7 +170,7 @@ def only_violations(decode: Callable[[], Any]) -> None:
     try:
         decode()
     except ProtocolViolation as fault:
-        assert fault.sqlstate == "08P01"  # noqa: PT017 (any other exception fails the test by itself)
+        assert fault.sqlstate == "08P01"
 
 
 @given(damaged(FRONTEND | LOGIN))
