@@ -22,6 +22,7 @@ from sqlguard.alembic.session import psycopg_connection
 from sqlguard.alembic.state import is_migrated
 from sqlguard.errors import GuardError, NotConfigured, SqlguardError
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables
+from sqlguard.postgres.policy_apply import refresh_policies
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def guard(operations: Operations, op: GuardOp) -> None:
         mode = None if op.mode == "auto" else op.mode
         reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique, accept=op.accept)
         loosening.thaw(conn, [report.table for report in reports])
+        # What policies grant depends on how a table is guarded.
+        refresh_policies(conn)
         _tell(reports)
 
 
@@ -60,6 +63,7 @@ def unguard(operations: Operations, op: UnguardOp) -> None:
         else:
             tombstones.refuse(conn, tables)
         _tell(unguard_tables(conn, tables))
+        refresh_policies(conn)
 
 
 def loosen(operations: Operations, op: LoosenOp) -> None:
