@@ -1,5 +1,7 @@
 """PostgreSQL's client_encoding as a Python codec: statement text is decoded by it before it is judged."""
 
+from functools import lru_cache
+
 from sqlguard.errors import NotUnderstood
 
 #: PostgreSQL's names (chapter "Character Set Support"), lower case without punctuation, to Python's.
@@ -40,6 +42,7 @@ _CODECS = {
 }
 
 
+@lru_cache(maxsize=64)
 def codec(client_encoding: str) -> str:
     """Return Python's name; raises NotUnderstood for an encoding whose text is not judged (SJIS, BIG5 …)."""
     name = "".join(c for c in client_encoding.lower() if c.isalnum())

@@ -20,31 +20,26 @@ from sqlguard.proxy import control, own, repeats
 from sqlguard.proxy.names import Names
 from sqlguard.proxy.report import WRITABLE, affected, changes, dry_run_notice, sqlstate
 from sqlguard.statement.model import Kind, Statement
-from sqlguard.wire.messages import Bind, Close, Describe, Flush, Parse, Sync
+from sqlguard.wire.messages import Bind, Close, Parse, Sync
 from sqlguard.wire.reader import text_at
-from sqlguard.wire.replies import Expect, Part, Reply, refusal, refused_reply
+from sqlguard.wire.replies import PLAIN, Expect, Part, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_PARSE, _BIND, _DESCRIBE, _EXECUTE, _CLOSE, _FLUSH, _SYNC, _CALL = b"PBDECHSF"
-_SYNC_BYTES, _FLUSH_BYTES = Sync().encode(), Flush().encode()
+_PARSE, _BIND, _EXECUTE, _CALL = b"PBEF"
+_SYNC_BYTES = Sync().encode()
+_HEADER_BYTES = 5
 _EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A statement as it was decided, and the gate that did."""
-
-    decision: Decision
-    gate: Gate
 
 
 @dataclass(slots=True, eq=False)
 class Portal:
     decision: Decision
+    #: What the journal needs of a write.
     bind: Bind | None = None
+    is_fast: bool = False
     #: Set by the first Execute; a suspended portal is not journaled twice.
     action: int | None = None
 
@@ -60,6 +55,18 @@ class Portal:
             None if value is None else _shown(value, encoding) if form == 0 else "\\x" + value.hex()
             for value, form in zip(values, formats, strict=True)
         ]
+
+
+class Prepared:
+    """A statement as it was decided, and the gate that did."""
+
+    def __init__(self, decision: Decision, gate: Gate) -> None:
+        self.decision = decision
+        self.gate = gate
+        #: Its Execute needs no waiting.
+        self.is_fast = not decision.is_write and not control.is_followed(decision)
+        #: Portals of a read are all the same.
+        self.portal = Portal(decision, is_fast=self.is_fast)
 
 
 def _shown(value: bytes, encoding: str) -> str:
@@ -82,40 +89,36 @@ class Extended:
         self._failed = False
         #: Actions of it that its Sync will commit.
         self._actions: list[int] = []
+        #: The unnamed portal as long as only reads were bound to it: whichever it is, it may run.
+        self._plain: Portal | None = None
+        #: The fast way of each message: forwards it if that needs no waiting, and says whether it did.
+        self.ways: dict[int, Callable[[bytes], bool]] = {
+            ord("P"): self._parse,
+            ord("B"): self._bind,
+            ord("D"): self._describe,
+            ord("E"): self._execute,
+            ord("C"): self._close,
+            ord("S"): self._sync,
+            ord("H"): self._flush,
+            ord("F"): self._call,
+        }
 
     # --- the fast way
 
-    def fast(self, kind: int, body: bytes) -> bool:
-        """Forward a message that needs no waiting; False for one that does. Raises ProtocolViolation."""
-        match kind:
-            case 0x42:  # Bind
-                return self._bind(body)
-            case 0x45:  # Execute
-                return self._execute(body)
-            case 0x53:  # Sync
-                self._sync()
-            case 0x50:  # Parse
-                return self._parse(body)
-            case 0x44:  # Describe
-                self._describe(body)
-            case 0x43:  # Close
-                self._close(body)
-            case 0x48:  # Flush
-                self._session.server.write(_FLUSH_BYTES)
-            case _:  # FunctionCall: any function by its number, with no text to judge (WIRE section 3)
-                fault = NotUnderstood(
-                    "the fast-path function call is not accepted", hint="call functions in SQL"
-                )
-                self._refuse(_CALL, self._session.error(fault))
-        return True
-
-    def _send(self, kind: int, body: bytes, expect: Expect) -> None:
+    def _send(self, raw: bytes, expect: Expect) -> None:
         session = self._session
         if self._writable:
-            self._watch(expect)
+            expect = self._watched(expect)
         session.books.expect(expect)
-        session.server.write(b"%c%b%b" % (kind, (len(body) + 4).to_bytes(4, "big"), body))
+        session.server.write(raw)
         self.is_open = True
+
+    def _watched(self, expect: Expect) -> Expect:
+        """Return *expect* so that a failure of the transaction in which actions are under way is noted."""
+        if expect is PLAIN.get(expect.reply):
+            expect = Expect(expect.reply)
+        self._watch(expect)
+        return expect
 
     def _watch(self, expect: Expect) -> None:
         """Note a failure of the transaction in which actions are under way."""
@@ -138,9 +141,9 @@ class Extended:
         self._session.server.write(refusal(kind))
         self.is_open = self.is_open or refused_reply(kind) is Reply.PARSE
 
-    def _parse(self, body: bytes) -> bool:
+    def _parse(self, raw: bytes) -> bool:
         session = self._session
-        parse = Parse.decode(body)
+        parse = Parse.decode(raw[_HEADER_BYTES:])
         decisions = session.decide(parse.text)
         refused = gates.first_refused(decisions)
         if refused is not None:
@@ -148,26 +151,25 @@ class Extended:
             return True
         if len(decisions) > 1:
             # PostgreSQL takes one statement here and says so itself; nothing of it can run.
-            self._send(_PARSE, body, Expect(Reply.PARSE))
+            self._send(raw, Expect(Reply.PARSE))
             return True
         decision = decisions[0] if decisions else _EMPTY
         if decision.needs_read_write and not self._writable:
             return False
-        self._prepare(parse, body, decision)
+        self._prepare(parse, raw, decision)
         return True
 
-    def _prepare(self, parse: Parse, body: bytes, decision: Decision) -> None:
+    def _prepare(self, parse: Parse, raw: bytes, decision: Decision) -> None:
         session = self._session
         text = gates.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
         if decision.rewritten or decision.kind is Kind.BEGIN:
-            changed = Parse(parse.statement, text.encode(session.encoding), parse.parameter_types)
-            body = changed.encode()[5:]
+            raw = Parse(parse.statement, text.encode(session.encoding), parse.parameter_types).encode()
         prepared = Prepared(decision, session.gate)
         name = parse.statement
         made = self._statements.make(name, prepared)
         if name:
             made = self._then(made, lambda: session.memory.prepared(self._text(name), decision))
-        self._send(_PARSE, body, Expect(Reply.PARSE, position=decision.position, done=made))
+        self._send(raw, Expect(Reply.PARSE, position=decision.position, done=made))
 
     def _find_statement(self, name: bytes) -> Prepared | None:
         found = self._statements.find(name)
@@ -179,10 +181,10 @@ class Extended:
         decision = Decision(inner, Verdict(Effect.ALLOW), inner.text, tag=inner.details.get("execute_tag"))
         return Prepared(decision, self._session.gate)
 
-    def _bind(self, body: bytes) -> bool:
+    def _bind(self, raw: bytes) -> bool:
         session = self._session
-        portal, at = text_at(body, 0)
-        name, _ = text_at(body, at)
+        portal, at = text_at(raw, _HEADER_BYTES)
+        name, _ = text_at(raw, at)
         prepared = self._find_statement(name)
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
@@ -193,11 +195,17 @@ class Extended:
             return True
         if decision.needs_read_write and not self._writable:
             return False
-        bound = Portal(decision, Bind.decode(body) if decision.is_write else None)
+        if not portal and not decision.is_write and self._portals.find(portal) is None:
+            self._plain = prepared.portal
+            self._send(raw, PLAIN[Reply.BIND])
+            return True
+        bound = Portal(decision, Bind.decode(raw[_HEADER_BYTES:])) if decision.is_write else prepared.portal
         made = self._portals.make(portal, bound)
-        if portal and not decision.is_write:
+        if not portal:
+            self._plain = None
+        elif not decision.is_write:
             made = self._then(made, lambda: session.memory.opened(self._text(portal), decision.statement))
-        self._send(_BIND, body, Expect(Reply.BIND, done=made))
+        self._send(raw, Expect(Reply.BIND, done=made))
         return True
 
     @staticmethod
@@ -240,46 +248,64 @@ class Extended:
         shown = f'{what} "{name.decode(encoding, "replace")}"' if name else f"unnamed {what}"
         return error_response("ERROR", sqlstate, f"{shown} does not exist", encoding=encoding)
 
-    def _execute(self, body: bytes) -> bool:
-        name, _ = text_at(body, 0)
+    def _execute(self, raw: bytes) -> bool:
+        name, _ = text_at(raw, _HEADER_BYTES)
         portal = self._find_portal(name)
         if portal is None:
             self._refuse(_EXECUTE, self._missing("34000", "portal", name))
             return True
-        decision = portal.decision
-        if decision.is_write or control.is_followed(decision):
+        if not portal.is_fast:
             return False
-        self._send(_EXECUTE, body, Expect(Reply.EXECUTE))
+        self._send(raw, PLAIN[Reply.EXECUTE])
         return True
 
     def _find_portal(self, name: bytes) -> Portal | None:
+        if not name and self._plain is not None:
+            return self._plain
         found = self._portals.find(name)
         if found is not None or not name:
             return found
         # SQL's cursors are portals too.
         declared = self._session.memory.state.cursors.get(self._text(name))
-        return None if declared is None else Portal(Decision(declared, Verdict(Effect.ALLOW), declared.text))
+        if declared is None:
+            return None
+        return Portal(Decision(declared, Verdict(Effect.ALLOW), declared.text), is_fast=True)
 
-    def _describe(self, body: bytes) -> None:
-        Describe.decode(body)
-        self._send(_DESCRIBE, body, Expect(Reply.DESCRIBE))
+    def _describe(self, raw: bytes) -> bool:
+        self._send(raw, PLAIN[Reply.DESCRIBE])
+        return True
 
-    def _close(self, body: bytes) -> None:
+    def _flush(self, raw: bytes) -> bool:
+        self._session.server.write(raw)
+        return True
+
+    def _call(self, _: bytes) -> bool:
+        """Any function by its number, with no text to judge (WIRE section 3)."""
+        fault = NotUnderstood("the fast-path function call is not accepted", hint="call functions in SQL")
+        self._refuse(_CALL, self._session.error(fault))
+        return True
+
+    def _close(self, raw: bytes) -> bool:
         session = self._session
-        close = Close.decode(body)
+        close = Close.decode(raw[_HEADER_BYTES:])
+        if close.is_portal and not close.name:
+            self._plain = None
         name = self._text(close.name)
         if close.is_portal:
             done = self._then(self._portals.close(close.name), lambda: session.memory.closed(name))
         else:
             done = self._then(self._statements.close(close.name), lambda: session.memory.deallocated(name))
-        self._send(_CLOSE, body, Expect(Reply.CLOSE, done=done))
+        self._send(raw, Expect(Reply.CLOSE, done=done))
+        return True
 
-    def _sync(self) -> None:
+    def _sync(self, raw: bytes) -> bool:
         session = self._session
-        session.books.expect(Expect(Reply.SYNC, done=self._sync_done()))
-        session.server.write(_SYNC_BYTES)
+        done = self._sync_done()
+        session.books.expect(PLAIN[Reply.SYNC] if done is None else Expect(Reply.SYNC, done=done))
+        session.server.write(raw)
         if not session.books.is_copying_in:
             self.is_open = self._writable = False
+        return True
 
     def _sync_done(self) -> Callable[[Expect], None] | None:
         """Return what is to be done when a Sync that is sent now is answered, if anything."""
@@ -318,11 +344,11 @@ class Extended:
 
     # --- the slow way
 
-    async def slow(self, kind: int, body: bytes) -> None:
+    async def slow(self, kind: int, raw: bytes) -> None:
         """Handle a message that `fast` left: a write on its way in, or what the session must follow."""
         session = self._session
         if kind == _EXECUTE:
-            await self._execute_slowly(body)
+            await self._execute_slowly(raw)
             return
         await session.barrier()
         if session.books.is_skipping:
@@ -330,7 +356,7 @@ class Extended:
         await self._make_writable()
         if session.books.is_skipping:
             return
-        self.fast(kind, body)
+        self.ways[kind](raw)
 
     async def _make_writable(self) -> None:
         """See to it that the transaction that the next message runs in may write."""
@@ -342,18 +368,18 @@ class Extended:
             self.is_open = True
         self._writable = True
 
-    async def _execute_slowly(self, body: bytes) -> None:
+    async def _execute_slowly(self, raw: bytes) -> None:
         session = self._session
-        name, _ = text_at(body, 0)
+        name, _ = text_at(raw, _HEADER_BYTES)
         portal = self._find_portal(name)
         assert portal is not None  # noqa: S101 (`fast` has looked)
         if not portal.decision.is_write:
             await session.barrier()
             if not session.books.is_skipping:
-                await self._control(portal.decision, body)
+                await self._control(portal.decision, raw)
             return
         if session.books.is_skipping or session.books.status == b"E":
-            self._send(_EXECUTE, body, Expect(Reply.EXECUTE))
+            self._send(raw, Expect(Reply.EXECUTE))
             return
         is_first = portal.action is None
         if is_first and not await self._journal(portal):
@@ -365,18 +391,18 @@ class Extended:
         if is_first:
             own.send(session, f"SET sqlguard.action = '{portal.action}'")
         if session.dry:
-            await self._dry(portal, body)
+            await self._dry(portal, raw)
         elif is_first and session.said(portal.decision).idempotency_key:
-            await repeats.extended(session, portal, body)
+            await repeats.extended(session, portal, raw)
         else:
-            self.send_execute(portal, body)
+            self.send_execute(portal, raw)
 
-    def send_execute(self, portal: Portal, body: bytes, expect: Expect | None = None) -> Expect:
+    def send_execute(self, portal: Portal, raw: bytes, expect: Expect | None = None) -> Expect:
         """Send the Execute of a write, with the tag and positions that the client must see."""
         expect = expect or Expect(Reply.EXECUTE)
         expect.tags = (portal.decision.tag,)
         expect.position = portal.decision.position
-        self._send(_EXECUTE, body, expect)
+        self._send(raw, expect)
         return expect
 
     def refuse_execute(self, fault: SqlguardError) -> None:
@@ -397,7 +423,7 @@ class Extended:
             self._actions.append(portal.action)
         return True
 
-    async def _control(self, decision: Decision, body: bytes) -> None:
+    async def _control(self, decision: Decision, raw: bytes) -> None:
         session = self._session
         was_in_block = session.in_block
         expect = Expect(Reply.EXECUTE, tags=(decision.tag,))
@@ -407,7 +433,7 @@ class Extended:
                 return
             own.send(session, "ROLLBACK", execute=expect)
         else:
-            self._send(_EXECUTE, body, expect)
+            self._send(raw, expect)
         await session.barrier()
         if expect.failed is None:
             self._note_status(decision, expect)
@@ -439,14 +465,14 @@ class Extended:
         session.client.write(dry_run_notice(report.captured, None, session.encoding))
         return True
 
-    async def _dry(self, portal: Portal, body: bytes) -> None:
+    async def _dry(self, portal: Portal, raw: bytes) -> None:
         """Run, force deferred constraints, read what changed, roll back; then tell."""
         session = self._session
         await session.barrier()
         savepoint = session.in_block and not session.dry_block
         if savepoint:
             own.send(session, "SAVEPOINT sqlguard_preview")
-        held = self.send_execute(portal, body, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
         own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
         report = own.send(session, changes(portal.action))
         if savepoint:

@@ -31,6 +31,8 @@ from sqlguard.postgres.control import Login, read_login
 log = structlog.get_logger()
 #: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
 _GROUP = 256
+#: Bounds of what is remembered of messages that pass.
+_PASSING_ENTRIES, _PASSING_BYTES = 4096, 8192
 Waiter = asyncio.Future[int]
 T = TypeVar("T")
 
@@ -44,6 +46,16 @@ class JournalUnavailable(SqlguardError):
 
     sqlstate = "58030"
     default_hint = "nothing was changed; send it again later"
+
+
+class Passing(dict[bytes, None]):
+    """Query messages that were found to pass as they are, for all sessions of a gate; the oldest go first."""
+
+    def remember(self, message: bytes) -> None:
+        if len(message) <= _PASSING_BYTES:
+            self[message] = None
+            if len(self) > _PASSING_ENTRIES:
+                del self[next(iter(self))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Operator:
         self._writer = threading.Thread(target=self._write, name="sqlguard-journal", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="sqlguard-catalog", daemon=True)
         self._stopped = threading.Event()
-        self._gates: dict[tuple[str, int], Gate] = {}
+        self._gates: dict[tuple[str, int], tuple[Gate, Passing]] = {}
         self.catalog = Catalog()
         self.database = ""
 
@@ -100,12 +112,16 @@ class Operator:
         """Return what is known of *role*; raises DatabaseUnavailable when PostgreSQL can't be asked."""
         return await self._ask(lambda conn: read_login(conn, role))
 
-    def gate(self, login: Login) -> Gate:
-        """Return the gate for a login's policy version on the newest catalog; sessions share its cache."""
+    def gate(self, login: Login) -> tuple[Gate, Passing]:
+        """
+        Return the gate for a login's policy version on the newest catalog, and what is known to pass it.
+
+        Sessions share both.
+        """
         key = (login.policy.name, login.task.policy_version)
         found = self._gates.get(key)
-        if found is None or found.context.catalog is not self.catalog:
-            found = Gate(Context(self.catalog, login.policy, None))
+        if found is None or found[0].context.catalog is not self.catalog:
+            found = Gate(Context(self.catalog, login.policy, None)), Passing()
             self._gates[key] = found
         return found
 

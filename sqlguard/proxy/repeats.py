@@ -14,6 +14,7 @@ from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
 from sqlguard.proxy.report import behind, claim
 from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
+from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import Expect, Part, Reply
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _CLAIM = (
     "SELECT claimed, action_id, tag, columns, rows FROM sqlguard.claim_key($1::text, $2::text, $3::bigint)"
 )
+_HEADER_BYTES = 5
 _KEEP = "SELECT sqlguard.keep_result($1::text, $2::text, $3::jsonb, $4::jsonb)"
 
 
@@ -100,7 +102,7 @@ async def _repeat(session: "AgentSession", answer: Answer, *, hold: bool) -> Exp
     return expect
 
 
-async def extended(session: "AgentSession", portal: "Portal", body: bytes) -> None:
+async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> None:
     """Carry out an Execute of one such write; `claim` has been sent for its action."""
     key, digest = _key(session, portal.decision, portal.params(session.encoding))
     asked = own.send(session, _CLAIM, key, digest, str(portal.action))
@@ -111,11 +113,11 @@ async def extended(session: "AgentSession", portal: "Portal", body: bytes) -> No
     if answer is not None:
         await _repeat_extended(session, portal, answer)
         return
-    name = body[: body.index(b"\0")]
+    name, _ = text_at(raw, _HEADER_BYTES)
     described = Expect(Reply.DESCRIBE, swallow=True, parts=(Part.CAPTURE,))
     session.books.expect(described)
     session.server.write(Describe(is_portal=True, name=name).encode())
-    expect = session.extended.send_execute(portal, body, Expect(Reply.EXECUTE, parts=(Part.KEEP,)))
+    expect = session.extended.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.KEEP,)))
     await session.barrier()
     if expect.failed is not None:
         return

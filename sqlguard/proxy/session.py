@@ -26,7 +26,7 @@ from sqlguard.postgres.control import Login
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.extended import Extended
 from sqlguard.proxy.memory import Memory
-from sqlguard.proxy.operator import Operator
+from sqlguard.proxy.operator import Operator, Passing
 from sqlguard.proxy.report import changes, dry_run_notice
 from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
@@ -56,6 +56,10 @@ class Pipe(Protocol):
     def close(self) -> None: ...
 
     def end(self) -> None: ...
+
+    def cork(self) -> None: ...
+
+    def uncork(self) -> None: ...
 
     def pause(self, why: str) -> None: ...
 
@@ -91,27 +95,36 @@ class AgentSession:
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
         self.is_closed = False
-        self._gate = operator.gate(login)
+        self._gate, self._passing = operator.gate(login)
+        self._search_path = self.memory.state.search_path
         self._simple = Simple(self)
         self.extended = Extended(self)
+        #: How a message is handled at once, by its type; each says whether that could be.
+        self._ways = {_QUERY: self._simple.fast, **self.extended.ways}
 
     # --- what the sockets call
 
     def from_client(self, data: bytes) -> None:
         """Take bytes of the client. Raises ProtocolViolation."""
-        for item in self._reader.receive(data):
-            if self._slow is not None:
-                self._queue(item)
-            elif not self._handle(item):
-                self._inbox.append(item)
-                self._slow = asyncio.get_running_loop().create_task(self._drain())
-                self._slow.add_done_callback(self._drained)
+        if self._slow is None and self._simple.passes(data):
+            return
+        self.server.cork()
+        try:
+            for item in self._reader.receive(data):
+                if self._slow is not None:
+                    self._queue(item)
+                elif not self._handle(item):
+                    self._inbox.append(item)
+                    self._slow = asyncio.get_running_loop().create_task(self._drain())
+                    self._slow.add_done_callback(self._drained)
+        finally:
+            self.server.uncork()
         if len(self.books.expected) > _WAITING:
             self.client.pause("too many answers are due")
 
     def client_ended(self) -> None:
         """The client sends no more; what it has asked is still answered."""
-        goodbye = Frame(_TERMINATE, b"")
+        goodbye = Frame.of(_TERMINATE, b"")
         if self._slow is not None:
             self._inbox.append(goodbye)
         else:
@@ -170,22 +183,21 @@ class AgentSession:
 
     def _handle(self, item: Frame | Run) -> bool:
         """Handle one message at once if that can be; say whether it was. Raises ProtocolViolation."""
-        kind = item.kind
-        if self.books.state is wire.State.CLOSED or not self.books.takes(kind):
+        kind, raw = item
+        books = self.books
+        if books.state is wire.State.CLOSED or not books.takes(kind):
             return True  # behind a Terminate nothing counts, as with PostgreSQL
-        if kind == _QUERY:
-            return self._simple.fast(item[1])
+        way = self._ways.get(kind)
+        if way is not None:
+            return way(raw)
         if kind in _COPY:
             self._copy(item)
-            return True
-        if kind == _TERMINATE:
+        elif self._reader.is_in_run:
+            self.server.end()  # the client has left in the middle of COPY data: nothing more can be said
+        else:
             # The server ends the session when it has done what came before.
-            if self._reader.is_in_run:
-                self.server.end()  # in the middle of COPY data nothing can be said
-            else:
-                self.server.write(Terminate().encode())
-            return True
-        return self.extended.fast(kind, item[1])
+            self.server.write(Terminate().encode())
+        return True
 
     def _queue(self, item: Frame | Run) -> None:
         if not self._inbox and self.books.is_copying_in and item.kind in _COPY:
@@ -199,7 +211,7 @@ class AgentSession:
         reply = ASKS.get(item.kind)
         if reply is not None:
             self.books.expect(Expect(reply))
-        self.server.write(item.data if isinstance(item, Run) else item.encode())
+        self.server.write(item[1])
 
     async def _drain(self) -> None:
         """Take the waiting messages in order; the first of them has been given to `_handle` already."""
@@ -241,8 +253,26 @@ class AgentSession:
     @property
     def gate(self) -> Gate:
         if self._gate.context.catalog is not self.operator.catalog:
-            self._gate = self.operator.gate(self.login)
+            self._gate, self._passing = self.operator.gate(self.login)
         return self._gate
+
+    @property
+    def passing(self) -> Passing | None:
+        """Return what is known to pass, None if in this session the same text may mean something else."""
+        state = self.memory.state
+        if (
+            self._gate.context.catalog is not self.operator.catalog
+            or state.temporary
+            or state.search_path is not self._search_path
+            or self.books.parameters.get("client_encoding") != "UTF8"
+        ):
+            return None
+        return self._passing
+
+    @property
+    def is_between_messages(self) -> bool:
+        """Nothing is held of what the client has sent, and nothing was skipped or begun."""
+        return self._reader.is_between_messages and self.books.state is wire.State.READY
 
     @property
     def in_block(self) -> bool:

@@ -14,6 +14,7 @@ from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision
 from sqlguard.proxy import control, dry, repeats, several
 from sqlguard.proxy.report import WRITABLE, behind, claim, nowhere, sqlstate
+from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import Query
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 #: Behind a statement of the client's: a comment in its last line ends here.
 END = "\n;"
+HEADER_BYTES = 5
+
+
+def _passes_always(decision: Decision) -> bool:
+    """Say whether nothing but the catalog decides, and the text goes out as it came."""
+    return not decision.rewritten and decision.tag is None and decision.kind not in (Kind.EXECUTE, Kind.FETCH)
 
 
 class Simple:
@@ -30,10 +37,24 @@ class Simple:
     def __init__(self, session: "AgentSession") -> None:
         self._session = session
 
-    def fast(self, body: bytes) -> bool:
+    def passes(self, data: bytes) -> bool:
+        """
+        Forward *data* at once if it is one Query that was found to pass as it is; False if it has to be looked at.
+
+        The way of most messages: what was decided for the very same bytes is decided.
+        """
+        session = self._session
+        passing = session.passing
+        if passing is None or data not in passing or not session.is_between_messages:
+            return False
+        session.books.expect(Expect(Reply.QUERY))
+        session.server.write(data)
+        return True
+
+    def fast(self, raw: bytes) -> bool:
         """Forward a message of reads or refuse one; False when it has to wait. Raises ProtocolViolation."""
         session = self._session
-        text = Query.decode(body).text
+        text = Query.decode(raw[HEADER_BYTES:]).text
         decisions = session.decide(text)
         refused = gates.first_refused(decisions)
         if refused is not None:
@@ -41,17 +62,20 @@ class Simple:
             return True
         if any(d.needs_read_write or control.is_followed(d) for d in decisions):
             return False
+        passing = session.passing
+        if passing is not None and all(_passes_always(d) for d in decisions):
+            passing.remember(raw)
         self._forward(text, decisions)
         return True
 
-    async def slow(self, body: bytes) -> None:
+    async def slow(self, raw: bytes) -> None:
         """Carry out a message that writes or changes the session."""
         session = self._session
         await session.barrier()
         if session.books.is_skipping:
             return
         await session.extended.finish()
-        text = body[:-1]
+        text = raw[HEADER_BYTES:-1]
         # Decided again: what was under way may have changed what the text means.
         decisions = session.decide(text)
         refused = gates.first_refused(decisions)

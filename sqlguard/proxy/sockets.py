@@ -41,6 +41,7 @@ class Side(asyncio.Protocol):
         self._gone = False
         #: We have said that we send no more.
         self._has_ended = False
+        self._corked: list[bytes] | None = None
         self._objections: set[str] = set()
         self._linger: asyncio.TimerHandle | None = None
 
@@ -161,6 +162,9 @@ class Side(asyncio.Protocol):
     # --- the session's side
 
     def write(self, data: bytes) -> None:
+        if self._corked is not None:
+            self._corked.append(data)
+            return
         if self.transport is None or self._has_ended or self.transport.is_closing():
             return
         if not self.secure or len(data) <= TLS_PIECE:
@@ -169,6 +173,15 @@ class Side(asyncio.Protocol):
         view = memoryview(data)
         for at in range(0, len(data), TLS_PIECE):
             self.transport.write(view[at : at + TLS_PIECE])
+
+    def cork(self) -> None:
+        """Collect what is written until `uncork`: one write for many small messages."""
+        self._corked = []
+
+    def uncork(self) -> None:
+        collected, self._corked = self._corked, None
+        if collected:
+            self.write(b"".join(collected))
 
     def close(self) -> None:
         """Close when what is unsent has gone out; a peer that does not take it is cut off after a while."""

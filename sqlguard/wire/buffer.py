@@ -38,13 +38,21 @@ def message(kind: bytes, body: bytes) -> bytes:
 
 
 class Frame(NamedTuple):
-    """One whole message: its type byte and its body."""
+    """One whole message: its type byte, and all of it, header included."""
 
     kind: int
-    body: bytes
+    raw: bytes
+
+    @classmethod
+    def of(cls, kind: int, body: bytes) -> "Frame":
+        return cls(kind, HEADER.pack(kind, len(body) + _LENGTH_BYTES) + body)
+
+    @property
+    def body(self) -> bytes:
+        return self.raw[_HEADER_BYTES:]
 
     def encode(self) -> bytes:
-        return HEADER.pack(self.kind, len(self.body) + _LENGTH_BYTES) + self.body
+        return self.raw
 
 
 class Run(NamedTuple):
@@ -130,7 +138,7 @@ class FrameReader:
                 self._need = end - at
                 self._held += data[at:]
                 return found
-            found.append(Frame(kind, data[at + _HEADER_BYTES : end]))
+            found.append(Frame(kind, data[at:end]))
             at = end
         self._need = _HEADER_BYTES
         self._held += data[at:]
@@ -173,7 +181,8 @@ class Scanner:
 
     *judge* gets every message but rows and COPY data, whole and with its header, and returns what goes out in its
     place, None for the message as it is. *bulk* is asked what becomes of a run of rows; the answer must hold until
-    the judge is called again.
+    the judge is called again. *passes* is asked first, about the type alone: it may spare the judge a message that goes
+    out as it is.
     """
 
     def __init__(
@@ -181,7 +190,10 @@ class Scanner:
         judge: Callable[[int, bytes], bytes | None],
         bulk: Callable[[], Bulk],
         limit: int = DEFAULT_LIMIT,
+        *,
+        passes: Callable[[int], bool] = lambda _: False,
     ) -> None:
+        self._passes = passes
         self._judge = judge
         self._bulk = bulk
         self._limit = limit
@@ -234,6 +246,9 @@ class Scanner:
                 self._bound(kind, length)
                 self._need = end - at
                 break
+            if self._passes(kind):
+                at = end
+                continue
             replaced = self._judge(kind, chunk[at:end])
             if replaced is not None:
                 out.append(chunk[start:at])

@@ -153,9 +153,20 @@ class Expect:
         if self.captured_bytes <= CAPTURE_LIMIT:
             self.captured.append(row)
 
+    @property
+    def is_plain(self) -> bool:
+        """Say whether its replies go out as they come, and nobody waits for what comes of it."""
+        return not (self.parts or self.tags or self.swallow or self.done or self.hidden_parameters)
+
     def finish(self, failed: bytes | None = None) -> None:
         if failed is not None and self.failed is None:
             self.failed = failed
         if self.done is not None:
             done, self.done = self.done, None
             done(self)
+
+
+#: For messages whose replies just pass: nobody reads what comes of them, so one object serves all.
+PLAIN: dict[Reply, Expect] = {
+    reply: Expect(reply) for reply in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.CLOSE, Reply.SYNC)
+}

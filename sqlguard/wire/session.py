@@ -49,6 +49,7 @@ from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
 from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
 from sqlguard.wire.replies import ASKS as ASKS
+from sqlguard.wire.replies import PLAIN as PLAIN
 from sqlguard.wire.replies import REFUSED_TEXT as REFUSED_TEXT
 from sqlguard.wire.replies import Effect as Effect
 from sqlguard.wire.replies import Expect as Expect
@@ -143,7 +144,7 @@ class Session:
         self._copy_syncs = 0
         #: ReadyForQuery messages that may come or not, because of such a Sync.
         self._spare_readies = 0
-        self._scanner = Scanner(self._judge, self._bulk, limit)
+        self._scanner = Scanner(self._judge, self._bulk, limit, passes=self._passes)
 
     # --- the client's half
 
@@ -214,6 +215,25 @@ class Session:
         if part is Part.CAPTURE or part is Part.KEEP:
             return Bulk.JUDGE
         return Bulk.DROP if part is Part.SWALLOW else Bulk.PASS
+
+    def _passes(self, kind: int) -> bool:
+        """Take a reply to a plain message without looking at it: most are such."""
+        if not self.expected:
+            return False
+        head = self.expected[0]
+        effect = ANSWERS[head.reply].get(kind)
+        if effect is Effect.MORE or effect is Effect.PART:
+            if not head.is_plain or self.is_copying_in or self._copy_syncs:
+                return False
+        elif effect is Effect.DONE:
+            if not head.is_plain or self.is_copying_in or self._copy_syncs:
+                return False
+            self._pop()
+        else:
+            return False
+        head.has_begun = True
+        self._spare_readies = 0
+        return True
 
     def _judge(self, kind: int, raw: bytes) -> bytes | None:
         """Return what goes out in place of the message *raw*, None for the message itself."""

@@ -54,7 +54,7 @@ class Raw:
 
     def message(self) -> BackendMessage | None:
         frame = self.frame()
-        return None if frame is None else decode_backend(*frame)
+        return None if frame is None else decode_backend(frame.kind, frame.body)
 
     def until_ready(self) -> list[BackendMessage]:
         """Return what comes up to the next ReadyForQuery, which is the last; or up to the end."""
@@ -83,7 +83,7 @@ class Raw:
             frame = self.frame()
             assert frame is not None, before
             if frame.kind != ord("R"):
-                before.append(decode_backend(*frame))
+                before.append(decode_backend(frame.kind, frame.body))
                 assert not isinstance(before[-1], ErrorResponse), before[-1]
                 continue
             match decode_authentication(frame.body):

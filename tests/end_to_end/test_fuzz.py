@@ -213,7 +213,7 @@ def test_the_mutations_reach_the_decoders() -> None:
         try:
             for frame in reader.receive(mutated(chance.choice(SESSION).encode(), chance)):
                 assert isinstance(frame, Frame)
-                decode_frontend(*frame)
+                decode_frontend(frame.kind, frame.body)
                 decoded += 1
         except ProtocolViolation:
             broken += 1

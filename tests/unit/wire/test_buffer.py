@@ -21,8 +21,8 @@ from sqlguard.wire.buffer import (
 )
 
 QUERY, COPY_DATA, ROW = ord("Q"), ord("d"), ord("D")
-FRAMES = st.lists(st.builds(Frame, st.sampled_from(b"QPBDECHSXFdcf"), st.binary(max_size=40)), max_size=12)
-ANSWERS = st.lists(st.builds(Frame, st.sampled_from(b"DDDdTCZESN12s"), st.binary(max_size=40)), max_size=20)
+FRAMES = st.lists(st.builds(Frame.of, st.sampled_from(b"QPBDECHSXFdcf"), st.binary(max_size=40)), max_size=12)
+ANSWERS = st.lists(st.builds(Frame.of, st.sampled_from(b"DDDdTCZESN12s"), st.binary(max_size=40)), max_size=20)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -61,7 +61,7 @@ def test_runs_hold_the_same_bytes_in_the_same_order(frames: list[Frame], cuts: l
 def test_receive_counts_even_if_nobody_looks() -> None:
     reader = FrameReader(frontend_limits())
     reader.receive(b"Q\0\0\0")
-    assert list(reader.receive(b"\x05\0")) == [Frame(QUERY, b"\0")]
+    assert list(reader.receive(b"\x05\0")) == [Frame.of(QUERY, b"\0")]
 
 
 @pytest.mark.parametrize("length", [0, 3, 0x7FFFFFFF, 0xFFFFFFFF])
@@ -95,7 +95,7 @@ def test_copy_data_of_any_size_is_run_through_without_being_held() -> None:
         assert list(reader.receive(bytes(1000))) == [Run(COPY_DATA, bytes(1000))]
         assert reader.held == b""
     assert reader.is_between_messages
-    assert list(reader.receive(message(b"c", b""))) == [Frame(ord("c"), b"")]
+    assert list(reader.receive(message(b"c", b""))) == [Frame.of(ord("c"), b"")]
 
 
 def naive(frames: list[Frame], bulk: Bulk) -> tuple[bytes, list[bytes]]:
