@@ -128,6 +128,7 @@ def history(
     )
 
 
+# long: one flag after the other, then one call
 def undo(
     *,
     task: Annotated[str | None, typer.Option(help="Everything that this task did.")] = None,
