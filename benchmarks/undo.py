@@ -1,75 +1,57 @@
-"""
-How long does an undo take, compared with the change itself? `python benchmarks/undo.py --rows 1000000`
+"""Undo, compared with the change that it takes back; `--rows 1000000` for the size of the goal."""
 
-Prints, for each kind of change, the bare statement as the owner, the agent's captured one, the undo, the
-ratio of undo to captured change, and the memory of this process (what the undo holds is on the server, in
-work_mem and temporary files). The server runs with fsync off: compare ratios only.
-"""
+from collections.abc import Iterator
 
-import argparse
-import resource
-import sys
-import time
-from pathlib import Path
+from benchmarks.measure import Goal, Label, Result, result, timed
+from benchmarks.options import Options
+from benchmarks.world import World, twins
+from sqlguard.embedded import EmbeddedServer
+from sqlguard.postgres.undo import undo
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from journaled import world
-from servers import Servers, fresh_database
-
-from sqlguard.postgres import undo
-
-TABLE = """
-    CREATE SCHEMA app;
-    CREATE TABLE app.t (id int PRIMARY KEY, c int, note text, price numeric(12, 2), at timestamptz DEFAULT now());
-    CREATE INDEX ON app.t (c);
-    INSERT INTO app.t SELECT g, g % 1000, 'note ' || g, g * 1.5 FROM generate_series(1, {rows}) g;
-"""
-CHANGES = (
-    "UPDATE app.t SET note = note || 'x', price = price * 1.1",
-    "DELETE FROM app.t",
-    "INSERT INTO app.t SELECT g + 100000000, 1, 'new', 2 FROM generate_series(1, {rows}) g",
-    "UPDATE app.t SET id = id + 100000000",
+GOAL = Goal(3)
+CASES = (
+    ("UPDATE", "UPDATE guarded.t SET note = note || 'x', price = price * 1.1"),
+    ("DELETE", "DELETE FROM guarded.t"),
+    ("INSERT", "INSERT INTO guarded.t SELECT id + 100000000, 1, 'new', '', 'n' || id, 2 FROM guarded.t"),
+    ("UPDATE of keys", "UPDATE guarded.t SET id = id + 100000000"),
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--pg", type=int, default=18)
-    options = parser.parse_args()
-    servers = Servers()
-    try:
-        with fresh_database(servers.get(options.pg)) as database, world(database) as made:
-            made.op.execute(TABLE.format(rows=options.rows))
-            made.grant()
-            made.guard("app.t")
-            agent = made.task("bench")
-            for change in CHANGES:
-                text = change.format(rows=options.rows)
-                made.op.execute("VACUUM ANALYZE app.t")
-                with made.op.transaction(force_rollback=True):
-                    bare = timed(lambda text=text: made.op.execute(text))
-                made.op.execute("VACUUM app.t")
-                captured = timed(lambda text=text: made.act(agent, text))
-                made.op.execute("VACUUM app.t")
-                undone = timed(lambda: undo.undo(made.op, task="bench"))
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                print(
-                    f"{text[:30]:30} bare {bare:6.2f} s  captured {captured:6.2f} s  undo {undone:6.2f} s"
-                    f"  undo/captured {undone / captured:.2f}  memory {memory} MB"
-                )
-    finally:
-        servers.stop()
+def run(server: EmbeddedServer, options: Options) -> Iterator[Result]:
+    for case, text in CASES:
+        with twins(server, options.rows, "journal") as world:
+            times: list[tuple[float, float]] = []
+
+            def change(world: World = world, text: str = text) -> float:
+                return _changed(world, text)
+
+            def back(world: World = world) -> float:
+                world.owner.execute("VACUUM guarded.t")
+                return timed(lambda: undo(world.owner, task=world.task_id))
+
+            times.append((change(), back()))
+            for _ in range(options.rounds(3)):
+                times.append((change(), back()))
+            yield _result(case, options.rows, times[1:])
 
 
-def timed(work: object) -> float:
-    started = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - started
+def _changed(world: World, text: str) -> float:
+    """Return how long the agent's change took, its commit included."""
+    world.owner.execute("VACUUM ANALYZE guarded.t")
+    agent = world.agent()
+    action = world.action(text)
+
+    def work() -> None:
+        with agent.transaction():
+            agent.execute("SELECT set_config('sqlguard.action', %s, true)", [str(action)])
+            agent.execute(text)
+
+    seconds = timed(work)
+    agent.close()
+    return seconds
 
 
-if __name__ == "__main__":
-    main()
+def _result(case: str, rows: int, times: list[tuple[float, float]]) -> Result:
+    # A change and its undo can only be in this order; each pair is one measurement.
+    found = [{"ours": back, "base": change} for change, back in times]
+    return result(Label("undo", f"{case} of {rows:,} rows", "the change", GOAL), found, "ours", "base")
