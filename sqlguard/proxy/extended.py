@@ -8,21 +8,19 @@ answered as if it did not exist.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
-from sqlguard.errors import NotUnderstood, SqlguardError
-from sqlguard.gate import Gate
+from sqlguard.errors import NotUnderstood
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
-from sqlguard.proxy import control, own, repeats
 from sqlguard.proxy.names import Names
-from sqlguard.proxy.report import WRITABLE, affected, changes, dry_run_notice, sqlstate
+from sqlguard.proxy.portals import Portal, Prepared
+from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.wire.messages import Bind, Close, Parse, Sync
 from sqlguard.wire.reader import text_at
-from sqlguard.wire.replies import PLAIN, Expect, Part, Reply, refusal, refused_reply
+from sqlguard.wire.replies import PLAIN, Expect, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
 
 if TYPE_CHECKING:
@@ -34,47 +32,7 @@ _HEADER_BYTES = 5
 _EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
 
 
-@dataclass(slots=True, eq=False)
-class Portal:
-    decision: Decision
-    #: What the journal needs of a write.
-    bind: Bind | None = None
-    is_fast: bool = False
-    #: Set by the first Execute; a suspended portal is not journaled twice.
-    action: int | None = None
-
-    def params(self, encoding: str) -> list[str | None]:
-        """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`."""
-        if self.bind is None:
-            return []
-        values = self.bind.values
-        formats = self.bind.formats or (0,)
-        if len(formats) == 1:
-            formats *= len(values)
-        return [
-            None if value is None else _shown(value, encoding) if form == 0 else "\\x" + value.hex()
-            for value, form in zip(values, formats, strict=True)
-        ]
-
-
-class Prepared:
-    """A statement as it was decided, and the gate that did."""
-
-    def __init__(self, decision: Decision, gate: Gate) -> None:
-        self.decision = decision
-        self.gate = gate
-        #: Its Execute needs no waiting.
-        self.is_fast = not decision.is_write and not control.is_followed(decision)
-        #: Portals of a read are all the same.
-        self.portal = Portal(decision, is_fast=self.is_fast)
-
-
-def _shown(value: bytes, encoding: str) -> str:
-    """Return a text parameter as JSON can hold it; PostgreSQL will refuse what is no text."""
-    return value.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-class Extended:
+class Extended(Steps):
     """Handles the extended protocol's messages of one session."""
 
     def __init__(self, session: "AgentSession") -> None:
@@ -341,163 +299,6 @@ class Extended:
             session.server.write(_SYNC_BYTES)
             await session.barrier()
         self._over()
-
-    # --- the slow way
-
-    async def slow(self, kind: int, raw: bytes) -> None:
-        """Handle a message that `fast` left: a write on its way in, or what the session must follow."""
-        session = self._session
-        if kind == _EXECUTE:
-            await self._execute_slowly(raw)
-            return
-        await session.barrier()
-        if session.books.is_skipping:
-            return
-        await self._make_writable()
-        if session.books.is_skipping:
-            return
-        self.ways[kind](raw)
-
-    async def _make_writable(self) -> None:
-        """See to it that the transaction that the next message runs in may write."""
-        session = self._session
-        if not session.in_block:
-            # Only reads have run in this implicit transaction: end it, and begin one that may write.
-            await self.finish()
-            own.send(session, WRITABLE)
-            self.is_open = True
-        self._writable = True
-
-    async def _execute_slowly(self, raw: bytes) -> None:
-        session = self._session
-        name, _ = text_at(raw, _HEADER_BYTES)
-        portal = self._find_portal(name)
-        assert portal is not None  # noqa: S101 (`fast` has looked)
-        if not portal.decision.is_write:
-            await session.barrier()
-            if not session.books.is_skipping:
-                await self._control(portal.decision, raw)
-            return
-        if session.books.is_skipping or session.books.status == b"E":
-            self._send(raw, Expect(Reply.EXECUTE))
-            return
-        is_first = portal.action is None
-        if is_first and not await self._journal(portal):
-            return
-        if session.books.is_skipping:
-            # What came before it has failed meanwhile.
-            self._failed = True
-            return
-        if is_first:
-            own.send(session, f"SET sqlguard.action = '{portal.action}'")
-        if session.dry:
-            await self._dry(portal, raw)
-        elif is_first and session.said(portal.decision).idempotency_key:
-            await repeats.extended(session, portal, raw)
-        else:
-            self.send_execute(portal, raw)
-
-    def send_execute(self, portal: Portal, raw: bytes, expect: Expect | None = None) -> Expect:
-        """Send the Execute of a write, with the tag and positions that the client must see."""
-        expect = expect or Expect(Reply.EXECUTE)
-        expect.tags = (portal.decision.tag,)
-        expect.position = portal.decision.position
-        self._send(raw, expect)
-        return expect
-
-    def refuse_execute(self, fault: SqlguardError) -> None:
-        """Answer an Execute with *fault*."""
-        self._refuse(_EXECUTE, self._session.error(fault))
-
-    async def _journal(self, portal: Portal) -> bool:
-        """Commit the intent; False when it could not be, and the client has been told."""
-        session = self._session
-        try:
-            portal.action = await session.record(portal.decision, portal.params(session.encoding))
-        except SqlguardError as fault:
-            self.refuse_execute(fault)
-            return False
-        if session.in_block:
-            session.open_actions.append((portal.action, {}))
-        else:
-            self._actions.append(portal.action)
-        return True
-
-    async def _control(self, decision: Decision, raw: bytes) -> None:
-        session = self._session
-        was_in_block = session.in_block
-        expect = Expect(Reply.EXECUTE, tags=(decision.tag,))
-        if decision.kind is Kind.COMMIT and session.dry_block and session.books.status == b"T":
-            expect.tags = ("COMMIT",)
-            if not await self._end_preview():
-                return
-            own.send(session, "ROLLBACK", execute=expect)
-        else:
-            self._send(raw, expect)
-        await session.barrier()
-        if expect.failed is None:
-            self._note_status(decision, expect)
-        if was_in_block and not session.in_block:
-            session.open_actions += [(action, {}) for action in self._actions]
-            self._actions.clear()
-            self._portals.clear()
-            self._over()
-        session.followed(decision, expect, was_in_block=was_in_block)
-
-    def _note_status(self, decision: Decision, expect: Expect) -> None:
-        """Follow the transaction's state: in a pipeline the ReadyForQuery that tells it comes only later."""
-        books = self._session.books
-        if decision.kind is Kind.BEGIN:
-            books.status = b"T"
-        elif decision.kind in (Kind.COMMIT, Kind.ROLLBACK):
-            books.status = b"I"
-        elif decision.kind is Kind.ROLLBACK_TO and expect.tag == b"ROLLBACK":
-            books.status = b"T"
-
-    async def _end_preview(self) -> bool:
-        """Tell what a block of a dry run would have changed; False if its COMMIT would have failed."""
-        session = self._session
-        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
-        report = own.send(session, changes())
-        await session.barrier()
-        if report.failed is not None:
-            return False
-        session.client.write(dry_run_notice(report.captured, None, session.encoding))
-        return True
-
-    async def _dry(self, portal: Portal, raw: bytes) -> None:
-        """Run, force deferred constraints, read what changed, roll back; then tell."""
-        session = self._session
-        await session.barrier()
-        savepoint = session.in_block and not session.dry_block
-        if savepoint:
-            own.send(session, "SAVEPOINT sqlguard_preview")
-        held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
-        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
-        report = own.send(session, changes(portal.action))
-        if savepoint:
-            own.send(session, "ROLLBACK TO sqlguard_preview")
-            own.send(session, "RELEASE sqlguard_preview")
-        elif not session.in_block:
-            own.send(session, "ROLLBACK")
-        await session.barrier()
-        action = portal.action or 0
-        self._forget(action)
-        if report.failed is not None:
-            session.operator.event(action, "failed", {"sqlstate": sqlstate(held.failed or report.failed)})
-            return
-        if not session.in_block:
-            # Our ROLLBACK has ended the implicit transaction.
-            self._over()
-            self._portals.clear()
-        found = affected(report.captured, session.encoding)
-        session.operator.event(action, "previewed", {"affected": found})
-        session.client.write(dry_run_notice(report.captured, action, session.encoding) + held.held)
-
-    def _forget(self, action: int) -> None:
-        """*action* does not end with the transaction."""
-        self._actions = [other for other in self._actions if other != action]
-        self._session.open_actions = [a for a in self._session.open_actions if a[0] != action]
 
     def follow(self, decision: Decision) -> None:
         """Forget statements that SQL has deallocated."""

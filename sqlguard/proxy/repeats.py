@@ -18,7 +18,7 @@ from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import Expect, Part, Reply
 
 if TYPE_CHECKING:
-    from sqlguard.proxy.extended import Portal
+    from sqlguard.proxy.portals import Portal
     from sqlguard.proxy.session import AgentSession
 
 _CLAIM = (

@@ -194,15 +194,7 @@ class Server:
             max_message_bytes=self._settings.max_message_bytes,
         )
         side.other, backend.side.other = backend.side, side
-        side.write(
-            welcome.answer
-            + AuthenticationOk().encode()
-            + session.greeting(backend.statuses)
-            + MARK
-            + b"".join(backend.notices)
-            + backend.key_data
-            + ReadyForQuery(b"I").encode()
-        )
+        side.write(_greeting(welcome, backend, session))
         for setting in welcome.request.settings:
             session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
         self._live.add(session)
@@ -227,6 +219,19 @@ class Server:
 
         backend.side.take_over(guarded(session.from_server), lost, lost, backend.rest)
         side.take_over(guarded(session.from_client), session.client_ended, lost, welcome.first)
+
+
+def _greeting(welcome: Welcome, backend: Backend, session: AgentSession) -> bytes:
+    """Return what a client gets between its proof and its first statement."""
+    return (
+        welcome.answer
+        + AuthenticationOk().encode()
+        + session.greeting(backend.statuses)
+        + MARK
+        + b"".join(backend.notices)
+        + backend.key_data
+        + ReadyForQuery(b"I").encode()
+    )
 
 
 class _ClientSide(Side):

@@ -1,0 +1,48 @@
+"""What the proxy remembers of prepared statements and portals: how they were decided, and with which values."""
+
+from dataclasses import dataclass
+
+from sqlguard.gate import Gate
+from sqlguard.plan import Decision
+from sqlguard.proxy import control
+from sqlguard.wire.messages import Bind
+
+
+@dataclass(slots=True, eq=False)
+class Portal:
+    decision: Decision
+    #: What the journal needs of a write.
+    bind: Bind | None = None
+    is_fast: bool = False
+    #: Set by the first Execute; a suspended portal is not journaled twice.
+    action: int | None = None
+
+    def params(self, encoding: str) -> list[str | None]:
+        """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`."""
+        if self.bind is None:
+            return []
+        values = self.bind.values
+        formats = self.bind.formats or (0,)
+        if len(formats) == 1:
+            formats *= len(values)
+        return [
+            None if value is None else _shown(value, encoding) if form == 0 else "\\x" + value.hex()
+            for value, form in zip(values, formats, strict=True)
+        ]
+
+
+class Prepared:
+    """A statement as it was decided, and the gate that did."""
+
+    def __init__(self, decision: Decision, gate: Gate) -> None:
+        self.decision = decision
+        self.gate = gate
+        #: Its Execute needs no waiting.
+        self.is_fast = not decision.is_write and not control.is_followed(decision)
+        #: Portals of a read are all the same.
+        self.portal = Portal(decision, is_fast=self.is_fast)
+
+
+def _shown(value: bytes, encoding: str) -> str:
+    """Return a text parameter as JSON can hold it; PostgreSQL will refuse what is no text."""
+    return value.decode(encoding, "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
