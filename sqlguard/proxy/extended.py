@@ -47,7 +47,7 @@ class Extended(Steps):
         self._failed = False
         #: Actions of it that its Sync will commit.
         self._actions: list[int] = []
-        #: The unnamed portal as long as only reads were bound to it: whichever it is, it may run.
+        #: The unnamed portal as long as only plain reads were bound to it: whichever it is, it may run.
         self._plain: Portal | None = None
         #: The fast way of each message: forwards it if that needs no waiting, and says whether it did.
         self.ways: dict[int, Callable[[bytes], bool]] = {
@@ -147,21 +147,21 @@ class Extended(Steps):
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
             return True
-        decision = prepared.decision
-        if prepared.gate is not session.gate and (error := self._stale(decision)) is not None:
+        if prepared.gate is not session.gate and (error := self._stale(prepared.decision)) is not None:
             self._refuse(_BIND, error)
             return True
-        if decision.needs_read_write and not self._writable:
+        if prepared.needs_read_write and not self._writable:
             return False
-        if not portal and not decision.is_write and self._portals.find(portal) is None:
+        if not portal and prepared.is_fast and not self._portals.is_used:
             self._plain = prepared.portal
             self._send(raw, PLAIN[Reply.BIND])
             return True
-        bound = Portal(decision, Bind.decode(raw[_HEADER_BYTES:])) if decision.is_write else prepared.portal
+        decision = prepared.decision
+        bound = Portal(decision, Bind.decode(raw[_HEADER_BYTES:])) if prepared.is_write else prepared.portal
         made = self._portals.make(portal, bound)
         if not portal:
             self._plain = None
-        elif not decision.is_write:
+        elif not prepared.is_write:
             made = self._then(made, lambda: session.memory.opened(self._text(portal), decision.statement))
         self._send(raw, Expect(Reply.BIND, done=made))
         return True

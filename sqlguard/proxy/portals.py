@@ -37,6 +37,8 @@ class Prepared:
     def __init__(self, decision: Decision, gate: Gate) -> None:
         self.decision = decision
         self.gate = gate
+        self.needs_read_write = decision.needs_read_write
+        self.is_write = decision.is_write
         #: Its Execute needs no waiting.
         self.is_fast = not decision.is_write and not control.is_followed(decision)
         #: Portals of a read are all the same.

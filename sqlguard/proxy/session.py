@@ -106,7 +106,7 @@ class AgentSession:
 
     def from_client(self, data: bytes) -> None:
         """Take bytes of the client. Raises ProtocolViolation."""
-        if self._slow is None and self._simple.passes(data):
+        if data[0] == _QUERY and self._slow is None and self._simple.passes(data):
             return
         self.server.cork()
         try:
