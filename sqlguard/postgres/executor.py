@@ -8,7 +8,7 @@ its own, then the outcome. A preview is the same run, rolled back, with deferred
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -17,8 +17,10 @@ from psycopg.pq import TransactionStatus
 
 from sqlguard import gate
 from sqlguard.annotation import Annotation
+from sqlguard.errors import Refused, SqlguardError
 from sqlguard.journal import Intent
 from sqlguard.plan import Affected, Decision, Outcome
+from sqlguard.postgres import idempotency
 from sqlguard.statement.model import Kind
 
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -86,15 +88,13 @@ class Executor:
         """Carry out *decision*; raises psycopg's errors untouched."""
         if not decision.is_write:
             return self._plain(decision, params)
-        action = self.record(
-            gate.intent(decision, params, annotation, via="preview" if dry_run else "connection")
-        )
+        intent = gate.intent(decision, params, annotation, via="preview" if dry_run else "connection")
+        action = self.record(intent)
         try:
-            outcome = self._write(decision, params, action, dry_run=dry_run)
-        except psycopg.Error as fault:
+            outcome, details = self._write(decision, params, intent, action, dry_run=dry_run)
+        except (psycopg.Error, SqlguardError) as fault:
             self.settled(action, "failed", {"sqlstate": fault.sqlstate})
             raise
-        details = {"tag": outcome.tag, "affected": [a.as_dict() for a in outcome.affected]}
         if dry_run:
             self.settled(action, "previewed", details)
         elif not self.in_transaction:
@@ -114,22 +114,27 @@ class Executor:
             cursor.execute(text, params)
             return outcome_of(decision, cursor)
 
-    def _write(self, decision: Decision, params: list[Any] | None, action: int, *, dry_run: bool) -> Outcome:
+    def _write(
+        self, decision: Decision, params: list[Any] | None, intent: Intent, action: int, *, dry_run: bool
+    ) -> tuple[Outcome, dict[str, Any]]:
+        """Return the outcome, and what the journal is to know of it."""
         own = not self.in_transaction
         savepoint = sql.Identifier("sqlguard_preview")
         if own:
             self.connection.execute("BEGIN READ WRITE")
         elif dry_run:
             self.connection.execute(sql.SQL("SAVEPOINT {}").format(savepoint))
+        details: dict[str, Any] = {}
         try:
             self.connection.execute(
                 "SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)]
             )
-            with self._cursor() as cursor:
-                cursor.execute(decision.text, params)
-                outcome = outcome_of(decision, cursor)
-            if dry_run:
-                self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            kept = None if dry_run else self._claim(intent, action)
+            if kept is None:
+                outcome = self._carry_out(decision, params, intent, dry_run=dry_run)
+            else:
+                outcome = self._repeat(decision, kept)
+                details["repeats"] = kept.action
             affected = self._affected(action)
         except BaseException:
             if own:
@@ -139,18 +144,50 @@ class Executor:
             self.connection.execute(sql.SQL("ROLLBACK TO {}").format(savepoint))
         elif own:
             self.connection.execute("ROLLBACK" if dry_run else "COMMIT")
-        return Outcome(
-            verdict=outcome.verdict,
-            tag=outcome.tag,
-            rowcount=outcome.rowcount,
-            columns=outcome.columns,
-            rows=outcome.rows,
+        done = replace(
+            outcome,
             affected=affected,
             action=action,
             tier=decision.verdict.tier,
             committed=own and not dry_run,
-            statement=outcome.statement,
-            executed=outcome.executed,
+        )
+        return done, {**details, "tag": done.tag, "affected": [a.as_dict() for a in affected]}
+
+    def _carry_out(
+        self, decision: Decision, params: list[Any] | None, intent: Intent, *, dry_run: bool
+    ) -> Outcome:
+        with self._cursor() as cursor:
+            cursor.execute(decision.text, params)
+            columns, rows = idempotency.described(cursor) if intent.idempotency_key else (None, None)
+            outcome = outcome_of(decision, cursor)
+        if dry_run:
+            self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        elif intent.idempotency_key:
+            idempotency.keep(self.connection, intent.idempotency_key, outcome.tag or "", columns, rows)
+        return outcome
+
+    def _claim(self, intent: Intent, action: int) -> idempotency.Kept | None:
+        if not intent.idempotency_key:
+            return None
+        return idempotency.claim(self.connection, intent.idempotency_key, intent.statement_hash, action)
+
+    def _repeat(self, decision: Decision, kept: idempotency.Kept) -> Outcome:
+        """Answer with what was kept; raises Refused when the write was done and its answer is lost."""
+        if kept.tag is None:
+            raise Refused(
+                f"this write was done before, by action {kept.action}, and its answer was not kept",
+                hint="look at the rows it changed; a new idempotency key would do it again",
+            )
+        columns, rows = idempotency.loaded(self.connection, kept)
+        count = kept.tag.split(" ")[-1]
+        return Outcome(
+            verdict=str(decision.verdict.effect),
+            tag=kept.tag,
+            rowcount=int(count) if count.isdigit() else 0,
+            columns=columns,
+            rows=rows,
+            statement=decision.statement.text,
+            executed=decision.text,
         )
 
     def _affected(self, action: int) -> tuple[Affected, ...]:

@@ -17,14 +17,21 @@ Claim, write and result are one transaction. So whatever dies in between, either
 repeat finds the result; or nothing did, and a repeat does the work. `find` is step 3 without a claim, for
 an early answer before anything is journaled. Keys belong to the agent under one policy and one set of
 parameters: a task that was renewed, or opened again, finds its keys.
+
+Answers are kept so that any door can give them again: a column as `[name, type, size, modifier, format]`, a row as
+a list of values, each null, the value's text, or in a binary column (format 1) its bytes in base64. `described` makes
+both from a cursor, `loaded` makes Python values of them; `proxy.kept` does it for the wire.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 from psycopg.types.json import Jsonb
 
 from sqlguard.postgres.journal import translated
@@ -92,3 +99,54 @@ def keep(
 def expire(conn: psycopg.Connection[Any]) -> int:
     """Remove keys whose time is over (operator); return how many."""
     return conn.execute("DELETE FROM sqlguard.idempotency WHERE expires_at <= clock_timestamp()").rowcount
+
+
+def described(cursor: psycopg.Cursor[Any]) -> tuple[list[list[Any]] | None, list[list[str | None]] | None]:
+    """Return columns and rows of a cursor's whole result as they are kept, None twice if it has none."""
+    result = cursor.pgresult
+    if result is None or cursor.description is None:
+        return None, None
+    encoding = cursor.connection.info.encoding
+    names = [column.name for column in cursor.description]
+    columns = [
+        [name, result.ftype(n), result.fsize(n), result.fmod(n), int(result.fformat(n))]
+        for n, name in enumerate(names)
+    ]
+    formats = [result.fformat(n) for n in range(result.nfields)]
+    rows = [
+        [_kept(result.get_value(row, n), form, encoding) for n, form in enumerate(formats)]
+        for row in range(result.ntuples)
+    ]
+    return columns, rows
+
+
+def loaded(conn: psycopg.Connection[Any], kept: Kept) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+    """Return the names and the rows of a kept answer as Python values, as psycopg would have read them."""
+    if not kept.columns:
+        return (), ()
+    encoding = conn.info.encoding
+    transformer = Transformer(conn)
+    loaders = [transformer.get_loader(oid, Format(form)) for _, oid, _, _, form in kept.columns]
+    formats = [Format(form) for *_, form in kept.columns]
+    rows = tuple(
+        [
+            tuple(
+                [
+                    None if value is None else loader.load(_raw(value, form, encoding))
+                    for value, loader, form in zip(row, loaders, formats, strict=True)
+                ]
+            )
+            for row in kept.rows or ()
+        ]
+    )
+    return tuple([name for name, *_ in kept.columns]), rows
+
+
+def _kept(value: bytes | None, form: int, encoding: str) -> str | None:
+    if value is None:
+        return None
+    return value.decode(encoding) if form == Format.TEXT else b64encode(value).decode("ascii")
+
+
+def _raw(value: str, form: Format, encoding: str) -> bytes:
+    return value.encode(encoding) if form is Format.TEXT else b64decode(value)

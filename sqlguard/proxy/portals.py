@@ -17,10 +17,10 @@ class Portal:
     #: Set by the first Execute; a suspended portal is not journaled twice.
     action: int | None = None
 
-    def params(self, encoding: str) -> list[str | None]:
-        """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`."""
-        if self.bind is None:
-            return []
+    def params(self, encoding: str) -> list[str | None] | None:
+        """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`; None for none."""
+        if self.bind is None or not self.bind.values:
+            return None
         values = self.bind.values
         formats = self.bind.formats or (0,)
         if len(formats) == 1:

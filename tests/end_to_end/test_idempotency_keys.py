@@ -7,6 +7,9 @@ import psycopg
 import pytest
 from end_to_end.wired import Agent, Wired
 
+import sqlguard
+from sqlguard.errors import Refused
+
 INSERT = "INSERT INTO plain (id, t, n) VALUES (%s, %s, %s) RETURNING id, t, n /*idempotency_key='{}'*/"
 
 
@@ -121,3 +124,42 @@ def test_races_run_once(wired_world: Wired, agent: Agent, params: list[int] | No
         thread.join(60)
     assert answers == [(before + 10,)] * 6
     assert wired_world.value("SELECT total FROM orders WHERE id = 83") == before + 10
+
+
+# --- the Python door
+
+
+def test_the_python_door_answers_a_repeat(wired_world: Wired, agent: Agent) -> None:
+    sql = "INSERT INTO plain (id, t, b, n, a) VALUES (%s, %s, %s, %s, %s) RETURNING id, t, b, n, a"
+    values = [7, "é", b"\0\1", None, [1, 2]]
+    with sqlguard.connect(agent.direct) as door:
+        first = door.execute(sql, values, idempotency_key="door")
+        assert (first.tag, first.rows) == ("INSERT 0 1", ((7, "é", b"\0\1", None, [1, 2]),))
+    with sqlguard.connect(agent.direct) as door:
+        again = door.execute(sql, values, idempotency_key="door")
+        assert (again.tag, again.rowcount, again.columns, again.rows) == (
+            first.tag,
+            first.rowcount,
+            first.columns,
+            first.rows,
+        )
+        assert again.affected == ()
+        with pytest.raises(Refused):
+            door.execute("DELETE FROM plain WHERE id = 7", idempotency_key="door")
+        assert door.preview("DELETE FROM plain WHERE id = 7", idempotency_key="delete").tag == "DELETE 1"
+        assert door.execute("DELETE FROM plain WHERE id = 7", idempotency_key="delete").tag == "DELETE 1"
+        assert door.execute("DELETE FROM plain WHERE id = 7", idempotency_key="delete").tag == "DELETE 1"
+        door.execute("BEGIN")
+        assert door.execute(sql, values, idempotency_key="door").rows == first.rows
+        door.execute("COMMIT")
+    assert set(wired_world.outcomes(agent)) == {"committed", "previewed"}
+
+
+def test_what_one_door_did_the_other_answers(agent: Agent) -> None:
+    """For the same text; parameters are written down as they came, and drivers send them in forms of their own."""
+    text = "INSERT INTO plain (id, t, n) VALUES ({0}, 'ü', 2.5) RETURNING id, t, n /*idempotency_key='doors {0}'*/"
+    with agent.connect() as conn, sqlguard.connect(agent.direct) as door:
+        here = conn.execute(text.format(8)).fetchall()
+        assert door.execute(text.format(8)).rows == tuple(here)
+        there = door.execute(text.format(9)).rows
+        assert conn.execute(text.format(9), binary=True).fetchall() == list(there)
