@@ -16,7 +16,7 @@ CASES = (
     ("point look-up", 400, "SELECT note, price FROM t WHERE id = %s", "{} AND t.deleted_at IS NULL"),
     (
         "unique look-up",
-        100,
+        4,
         "SELECT note, price FROM t WHERE code = 'code ' || %s",
         "{} AND t.deleted_at IS NULL",
     ),
@@ -64,7 +64,7 @@ def run(server: EmbeddedServer, options: Options) -> Iterator[Result]:
                 Label("read", case, "filter by hand", GOAL),
                 _slice(agent, ours, times),
                 _slice(owner, base, times),
-                options.rounds(15),
+                options.rounds(11),
             )
 
 
