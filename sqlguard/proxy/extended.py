@@ -43,6 +43,8 @@ class Extended(Steps):
         self.is_open = False
         #: It may write.
         self._writable = False
+        #: It matters whether all of it succeeds: it writes, or has changed the session.
+        self._is_watched = False
         #: Something of it has failed.
         self._failed = False
         #: Actions of it that its Sync will commit.
@@ -65,7 +67,7 @@ class Extended(Steps):
 
     def _send(self, raw: bytes, expect: Expect) -> None:
         session = self._session
-        if self._writable:
+        if self._is_watched:
             expect = self._watched(expect)
         session.books.expect(expect)
         session.server.write(raw)
@@ -93,7 +95,7 @@ class Extended(Steps):
     def _refuse(self, kind: int, error: bytes) -> None:
         """Have the server fail in place of a message, so that it skips to the Sync as after any error."""
         expect = Expect(refused_reply(kind), error=error)
-        if self._writable:
+        if self._is_watched:
             self._watch(expect)
         self._session.books.expect(expect)
         self._session.server.write(refusal(kind))
@@ -262,7 +264,7 @@ class Extended(Steps):
         session.books.expect(PLAIN[Reply.SYNC] if done is None else Expect(Reply.SYNC, done=done))
         session.server.write(raw)
         if not session.books.is_copying_in:
-            self.is_open = self._writable = False
+            self.is_open = self._writable = self._is_watched = False
         return True
 
     def _sync_done(self) -> Callable[[Expect], None] | None:
@@ -284,12 +286,12 @@ class Extended(Steps):
 
     def interrupted(self, expect: Expect) -> None:
         """A Query comes before the Sync: *expect* says how the implicit transaction ends."""
-        if self._writable:
+        if self._is_watched:
             self._watch(expect)
         self._over()
 
     def _over(self) -> None:
-        self.is_open = self._writable = False
+        self.is_open = self._writable = self._is_watched = False
 
     async def finish(self) -> None:
         """End the implicit transaction before the Sync, so that another one can begin; the session must be quiet."""

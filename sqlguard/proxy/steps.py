@@ -29,6 +29,7 @@ class Steps(ABC):
     _session: "AgentSession"
     _portals: Names[Portal]
     _writable: bool
+    _is_watched: bool
     _failed: bool
     _actions: list[int]
     is_open: bool
@@ -71,7 +72,7 @@ class Steps(ABC):
             await self.finish()
             own.send(session, WRITABLE)
             self.is_open = True
-        self._writable = True
+        self._writable = self._is_watched = True
 
     async def _execute_slowly(self, raw: bytes) -> None:
         session = self._session
@@ -148,6 +149,7 @@ class Steps(ABC):
             self._portals.clear()
             self._over()
         session.followed(decision, expect, was_in_block=was_in_block)
+        self._is_watched = self._is_watched or (session.memory.is_open and not session.in_block)
 
     def _note_status(self, decision: Decision, expect: Expect) -> None:
         """Follow the transaction's state: in a pipeline the ReadyForQuery that tells it comes only later."""

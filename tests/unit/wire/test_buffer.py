@@ -22,7 +22,9 @@ from sqlguard.wire.buffer import (
 
 QUERY, COPY_DATA, ROW = ord("Q"), ord("d"), ord("D")
 FRAMES = st.lists(st.builds(Frame.of, st.sampled_from(b"QPBDECHSXFdcf"), st.binary(max_size=40)), max_size=12)
-ANSWERS = st.lists(st.builds(Frame.of, st.sampled_from(b"DDDdTCZESN12s"), st.binary(max_size=40)), max_size=20)
+ANSWERS = st.lists(
+    st.builds(Frame.of, st.sampled_from(b"DDDdTCZESN12s"), st.binary(max_size=40)), max_size=20
+)
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -174,3 +176,12 @@ def test_any_bytes_raise_nothing_but_a_violation(data: bytes, cuts: list[int]) -
             scanner.feed(piece)
     except ProtocolViolation:
         pass
+
+
+def test_a_run_that_is_cut_is_known() -> None:
+    reader = FrameReader(frontend_limits(), COPY_RUNS)
+    assert not reader.is_in_run
+    list(reader.receive(message(b"d", b"12345678")[:-3]))
+    assert reader.is_in_run
+    list(reader.receive(b"678"))
+    assert not reader.is_in_run

@@ -96,3 +96,10 @@ def test_positions_that_are_none(position: bytes) -> None:
 def test_any_bytes(body: bytes) -> None:
     with suppress(ProtocolViolation):
         shifted(message(b"E", body), 3)
+
+
+def test_an_error_of_ours_can_point_into_the_text() -> None:
+    fault = Refused("no")
+    fault.position = 8
+    assert fields_of(from_error(fault))[b"P"] == b"8"
+    assert b"P" not in fields_of(from_error(Refused("no")))

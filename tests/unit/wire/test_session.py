@@ -20,6 +20,7 @@ from sqlguard.wire.reports import error_response, fields_of
 from sqlguard.wire.session import (
     ASKS,
     NEXT,
+    PLAIN,
     REFUSED_TEXT,
     Event,
     Expect,
@@ -473,3 +474,36 @@ def test_a_broken_server_raises_nothing_but_violations(script: list[Message], da
             session.feed(damage(data.draw, twin.take(message)))
     except ProtocolViolation:
         return
+
+
+def test_what_is_kept_goes_out_too_and_its_end_is_held() -> None:
+    session, rows = Session(), [m.DataRow((b"1",)).encode(), m.DataRow((b"2",)).encode()]
+    described = m.RowDescription((m.Column(b"id"),)).encode()
+    kept = Expect(Reply.QUERY, parts=(Part.KEEP,), tags=("DELETE",), keep_ready=True)
+    session.expect(kept)
+    updated = m.CommandComplete(b"UPDATE 2").encode()
+    assert session.feed(described + rows[0] + rows[1] + updated + READY) == described + rows[0] + rows[1]
+    assert kept.captured == [described, *rows]
+    assert kept.held == m.CommandComplete(b"DELETE 2").encode()
+    assert kept.tag == b"DELETE 2"
+
+
+def test_a_description_can_be_captured() -> None:
+    session = Session()
+    described = m.RowDescription((m.Column(b"id"),)).encode()
+    asked = Expect(Reply.DESCRIBE, swallow=True, parts=(Part.CAPTURE,))
+    session.expect(asked)
+    assert session.feed(described) == b""
+    assert asked.captured == [described]
+
+
+def test_plain_messages_share_what_is_expected_of_them() -> None:
+    session = Session()
+    for _ in range(3):
+        for reply in (Reply.BIND, Reply.EXECUTE, Reply.SYNC):
+            session.expect(PLAIN[reply])
+    fault = FAULT + READY
+    assert session.feed(TWO + DONE + READY) == TWO + DONE + READY
+    assert session.feed(TWO + fault) == TWO + fault
+    assert session.feed(TWO + DONE + READY) == TWO + DONE + READY
+    assert session.is_quiet
