@@ -39,7 +39,8 @@ class Peer:
             data = self.socket.recv(65536)
             assert data, "the server hung up"
             self._queue += [frame for frame in self._frames.receive(data) if isinstance(frame, Frame)]
-        return m.decode_backend(*self._queue.pop(0))
+        frame = self._queue.pop(0)
+        return m.decode_backend(frame.kind, frame.body)
 
     def log_in(self, database: Database, secret: Keys | str) -> m.BackendKeyData:
         pairs = ((b"user", ROLE.encode()), (b"database", database.name.encode()))
