@@ -119,7 +119,6 @@ def test_rubbish_at_the_start(agent: Agent, bystander: None, rubbish: bytes) -> 
         b"B" + struct.pack(">I", 6) + b"x\0",
         b"P" + struct.pack(">I", 5) + b"x",
         b"E" + struct.pack(">I", 5) + b"x",
-        b"D" + struct.pack(">I", 6) + b"Z\0",
         b"p" + struct.pack(">I", 5) + b"\0",
     ],
 )
