@@ -44,7 +44,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="session")
+# By module: roles belong to the whole server, and the tests of leases count them.
+@pytest.fixture(scope="module")
 def wired_world(server: EmbeddedServer) -> Iterator[Wired]:
     with fresh_database(server) as database, wired_shop(database) as made:
         yield made

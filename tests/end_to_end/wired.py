@@ -105,7 +105,16 @@ class Wired:
         return sorted(found, key=lambda a: a["id"])
 
     def outcomes(self, agent: Agent) -> list[str]:
-        return [a["outcome"] for a in self.actions(agent)]
+        """What the journal says came of the agent's actions, once it says the same for a while."""
+        found: list[str] = []
+        for _ in range(30):
+            # Refusals and ends are written behind the client's back.
+            time.sleep(0.1)
+            now = [a["outcome"] for a in self.actions(agent)]
+            if now and now == found:
+                break
+            found = now
+        return found
 
     @contextmanager
     def visiting(self, **options: Any) -> Iterator[Agent]:
