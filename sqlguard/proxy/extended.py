@@ -18,15 +18,18 @@ from sqlguard.proxy.names import Names
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
+from sqlguard.wire.buffer import HEADER
 from sqlguard.wire.messages import Bind, Close, Parse, Sync
 from sqlguard.wire.reader import text_at
-from sqlguard.wire.replies import PLAIN, Expect, Reply, refusal, refused_reply
+from sqlguard.wire.replies import ASKS, PLAIN, Expect, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_PARSE, _BIND, _EXECUTE, _CALL = b"PBEF"
+_PARSE, _BIND, _DESCRIBE, _EXECUTE, _SYNC, _CALL = b"PBDESF"
+_HARMLESS = (_DESCRIBE, _SYNC)
+_PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
 _SYNC_BYTES = Sync().encode()
 _HEADER_BYTES = 5
 _EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
@@ -49,7 +52,8 @@ class Extended(Steps):
         self._failed = False
         #: Actions of it that its Sync will commit.
         self._actions: list[int] = []
-        #: The unnamed portal as long as only plain reads were bound to it: whichever it is, it may run.
+        #: The unnamed statement and portal as long as only plain reads were made so: whichever it is, it may run.
+        self._plain_statement: Prepared | None = None
         self._plain: Portal | None = None
         #: The fast way of each message: forwards it if that needs no waiting, and says whether it did.
         self.ways: dict[int, Callable[[bytes], bool]] = {
@@ -62,6 +66,59 @@ class Extended(Steps):
             ord("H"): self._flush,
             ord("F"): self._call,
         }
+
+    # --- the fastest way
+
+    def passes(self, data: bytes) -> bool:  # noqa: C901, PLR0911 (one loop over a few bytes: the hot path)
+        """
+        Forward *data* at once if it runs plain reads on the unnamed portal, up to its one Sync at the end.
+
+        That is what drivers send most. False if it has to be looked at message by message; nothing is done then.
+        """
+        session = self._session
+        passing = session.passing
+        if passing is None or self.is_open or self._portals.is_used or session.memory.is_open:
+            return False
+        statement, portal = self._plain_statement, self._plain
+        replies: list[Expect] = []
+        at, size = 0, len(data)
+        while size - at >= _HEADER_BYTES:
+            kind, length = HEADER.unpack_from(data, at)
+            end = at + 1 + length
+            if kind == _BIND:
+                prepared = self._plainly_bound(data, at, statement)
+                if prepared is None:
+                    return False
+                portal = prepared.portal
+            elif kind == _EXECUTE:
+                if portal is None or data[at + _HEADER_BYTES]:
+                    return False
+            elif kind == _PARSE:
+                statement = passing.get(data[at:end])
+                if statement is None or self._statements.find(b"") is not None:
+                    return False
+            elif kind not in _HARMLESS:
+                return False
+            replies.append(_PLAIN[kind])
+            at = end
+        if at != size or kind != _SYNC or PLAIN[Reply.SYNC] in replies[:-1]:
+            return False
+        for reply in replies:
+            session.books.expect(reply)
+        self._plain_statement, self._plain = statement, portal
+        session.server.write(data)
+        return True
+
+    def _plainly_bound(self, data: bytes, at: int, unnamed: Prepared | None) -> Prepared | None:
+        """Return what the Bind at *at* binds to the unnamed portal, if that is a plain read."""
+        name = at + _HEADER_BYTES + 1
+        stop = data.find(b"\0", name)
+        if data[name - 1] or stop < 0:
+            return None
+        prepared = self._statements.find(data[name:stop]) if stop > name else unnamed
+        if prepared is None or not prepared.is_fast or prepared.gate is not self._session.gate:
+            return None
+        return prepared
 
     # --- the fast way
 
@@ -126,12 +183,30 @@ class Extended(Steps):
             raw = Parse(parse.statement, text.encode(session.encoding), parse.parameter_types).encode()
         prepared = Prepared(decision, session.gate)
         name = parse.statement
+        if not name and self._parse_plainly(raw, prepared):
+            return
         made = self._statements.make(name, prepared)
         if name:
             made = self._then(made, lambda: session.memory.prepared(self._text(name), decision))
         self._send(raw, Expect(Reply.PARSE, position=decision.position, done=made))
 
+    def _parse_plainly(self, raw: bytes, prepared: Prepared) -> bool:
+        """Prepare the unnamed statement without waiting for what becomes of it, if only plain reads were there."""
+        before = self._statements.settled(b"")
+        if before is not None and before.is_fast:
+            self._statements.forget(b"")
+        if not (prepared.is_fast and prepared.passes_always) or self._statements.find(b"") is not None:
+            self._plain_statement = None
+            return False
+        self._plain_statement = prepared
+        if (passing := self._session.passing) is not None:
+            passing.remember(raw, prepared)
+        self._send(raw, PLAIN[Reply.PARSE])
+        return True
+
     def _find_statement(self, name: bytes) -> Prepared | None:
+        if not name and self._plain_statement is not None:
+            return self._plain_statement
         found = self._statements.find(name)
         if found is not None or not name:
             return found
@@ -254,6 +329,8 @@ class Extended(Steps):
         if close.is_portal:
             done = self._then(self._portals.close(close.name), lambda: session.memory.closed(name))
         else:
+            if not name:
+                self._plain_statement = None
             done = self._then(self._statements.close(close.name), lambda: session.memory.deallocated(name))
         self._send(raw, Expect(Reply.CLOSE, done=done))
         return True

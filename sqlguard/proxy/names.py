@@ -25,6 +25,10 @@ class Names(Generic[T]):
             return self._pending[name]
         return self._known.get(name)
 
+    def settled(self, name: bytes) -> T | None:
+        """Return what *name* means if no message about it is under way."""
+        return None if name in self._pending else self._known.get(name)
+
     def make(self, name: bytes, value: T) -> Callable[[Expect], None]:
         """Note that *name* is being made; what is returned must be told how it went."""
         self._pending[name] = value

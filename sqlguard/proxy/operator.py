@@ -27,6 +27,7 @@ from sqlguard.postgres import journal
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import Login, read_login
+from sqlguard.proxy.portals import Prepared
 
 log = structlog.get_logger()
 #: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
@@ -48,12 +49,16 @@ class JournalUnavailable(SqlguardError):
     default_hint = "nothing was changed; send it again later"
 
 
-class Passing(dict[bytes, None]):
-    """Query messages that were found to pass as they are, for all sessions of a gate; the oldest go first."""
+class Passing(dict[bytes, Prepared | None]):
+    """
+    Query and Parse messages that were found to pass as they are, for all sessions of a gate.
 
-    def remember(self, message: bytes) -> None:
+    A Parse comes with what it prepares. The oldest go first.
+    """
+
+    def remember(self, message: bytes, prepared: Prepared | None = None) -> None:
         if len(message) <= _PASSING_BYTES:
-            self[message] = None
+            self[message] = prepared
             if len(self) > _PASSING_ENTRIES:
                 del self[next(iter(self))]
 

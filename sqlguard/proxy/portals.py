@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlguard.gate import Gate
+from sqlguard.gate import Gate, is_session_bound
 from sqlguard.plan import Decision
 from sqlguard.proxy import control
 from sqlguard.wire.messages import Bind
@@ -31,6 +31,11 @@ class Portal:
         ]
 
 
+def passes_always(decision: Decision) -> bool:
+    """Say whether nothing but the catalog decides over a plain read, and its text goes out as it came."""
+    return not decision.rewritten and decision.tag is None and not is_session_bound(decision.statement)
+
+
 class Prepared:
     """A statement as it was decided, and the gate that did."""
 
@@ -41,6 +46,8 @@ class Prepared:
         self.is_write = decision.is_write
         #: Its Execute needs no waiting.
         self.is_fast = not decision.is_write and not control.is_followed(decision)
+        #: Nothing but the catalog decides, and the text goes out as it came.
+        self.passes_always = passes_always(decision)
         #: Portals of a read are all the same.
         self.portal = Portal(decision, is_fast=self.is_fast)
 

@@ -32,13 +32,14 @@ from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
 from sqlguard.wire import session as wire
 from sqlguard.wire.buffer import COPY_RUNS, Frame, FrameReader, Run, frontend_limits
-from sqlguard.wire.messages import Flush, ParameterStatus, Query, Terminate
+from sqlguard.wire.messages import Flush, ParameterStatus, Query, Sync, Terminate
 from sqlguard.wire.replies import ASKS, Expect, Part, Reply
 from sqlguard.wire.reports import from_error
 
 log = structlog.get_logger()
 _COPY = frozenset(b"dcf")
 _QUERY, _TERMINATE = b"QX"
+_SYNC = Sync().encode()
 _READ_ONLY = b"default_transaction_read_only"
 #: Messages (or pieces of COPY data) that may wait before the client is no longer read.
 _WAITING = 1024
@@ -106,7 +107,7 @@ class AgentSession:
 
     def from_client(self, data: bytes) -> None:
         """Take bytes of the client. Raises ProtocolViolation."""
-        if data[0] == _QUERY and self._slow is None and self._simple.passes(data):
+        if self._slow is None and self._passes(data):
             return
         self.server.cork()
         try:
@@ -121,6 +122,14 @@ class AgentSession:
             self.server.uncork()
         if len(self.books.expected) > _WAITING:
             self.client.pause("too many answers are due")
+
+    def _passes(self, data: bytes) -> bool:
+        """Forward at once what is known to pass, as most of it is; False if it has to be looked at."""
+        if self.books.state is not wire.State.READY or not self._reader.is_between_messages:
+            return False
+        if data[0] == _QUERY:
+            return self._simple.passes(data)
+        return data[-5:] == _SYNC and self.extended.passes(data)
 
     def client_ended(self) -> None:
         """The client sends no more; what it has asked is still answered."""
@@ -270,11 +279,6 @@ class AgentSession:
         return self._passing
 
     @property
-    def is_between_messages(self) -> bool:
-        """Nothing is held of what the client has sent, and nothing was skipped or begun."""
-        return self._reader.is_between_messages and self.books.state is wire.State.READY
-
-    @property
     def in_block(self) -> bool:
         """Inside BEGIN … COMMIT, as of the last answer; only meaningful when nothing is under way."""
         return self.books.status != b"I"
@@ -324,8 +328,7 @@ class AgentSession:
 
     def refused(self, decision: Decision) -> bytes:
         """Journal a refusal and return the ErrorResponse for it."""
-        said = self.memory.settings.said.merged(annotation.read(decision.statement.text))
-        intent = gates.intent(decision, None, said, via="proxy")
+        intent = gates.intent(decision, None, self.said(decision), via="proxy")
         self.operator.note(self.login.complete(intent, self.server_pid))
         return self.error(gates.error(decision))
 

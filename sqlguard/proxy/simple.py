@@ -13,8 +13,8 @@ from sqlguard import gate as gates
 from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision
 from sqlguard.proxy import control, dry, repeats, several
+from sqlguard.proxy.portals import passes_always
 from sqlguard.proxy.report import WRITABLE, behind, claim, nowhere, sqlstate
-from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import Query
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 #: Behind a statement of the client's: a comment in its last line ends here.
 END = "\n;"
 HEADER_BYTES = 5
-
-
-def _passes_always(decision: Decision) -> bool:
-    """Say whether nothing but the catalog decides, and the text goes out as it came."""
-    return not decision.rewritten and decision.tag is None and decision.kind not in (Kind.EXECUTE, Kind.FETCH)
 
 
 class Simple:
@@ -45,7 +40,7 @@ class Simple:
         """
         session = self._session
         passing = session.passing
-        if passing is None or data not in passing or not session.is_between_messages:
+        if passing is None or data not in passing:
             return False
         session.books.expect(Expect(Reply.QUERY))
         session.server.write(data)
@@ -63,7 +58,7 @@ class Simple:
         if any(d.needs_read_write or control.is_followed(d) for d in decisions):
             return False
         passing = session.passing
-        if passing is not None and all(_passes_always(d) for d in decisions):
+        if passing is not None and all(passes_always(d) for d in decisions):
             passing.remember(raw)
         self._forward(text, decisions)
         return True

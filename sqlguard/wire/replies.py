@@ -156,7 +156,9 @@ class Expect:
     @property
     def is_plain(self) -> bool:
         """Say whether its replies go out as they come, and nobody waits for what comes of it."""
-        return not (self.parts or self.tags or self.swallow or self.done or self.hidden_parameters)
+        return not (
+            self.parts or self.tags or self.swallow or self.done or self.hidden_parameters or self.keep_ready
+        )
 
     def finish(self, failed: bytes | None = None) -> None:
         if failed is not None and self.failed is None:
@@ -168,5 +170,6 @@ class Expect:
 
 #: For messages whose replies just pass: nobody reads what comes of them, so one object serves all.
 PLAIN: dict[Reply, Expect] = {
-    reply: Expect(reply) for reply in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.CLOSE, Reply.SYNC)
+    reply: Expect(reply)
+    for reply in (Reply.PARSE, Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.CLOSE, Reply.SYNC)
 }

@@ -41,10 +41,11 @@ the data before the client's next Sync.
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire import reports
-from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
+from sqlguard.wire.buffer import DEFAULT_LIMIT, HEADER, Bulk, Scanner, message
 from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
 from sqlguard.wire.replies import ASKS as ASKS
@@ -64,6 +65,9 @@ from sqlguard.wire.states import State as State
 _READY_OF_ITS_OWN = frozenset({Reply.QUERY, Reply.FUNCTION, Reply.SYNC})
 _ERROR, _READY, _STATUS, _NOTICE, _NOTIFICATION = b"EZSNA"
 _BODY = 5
+_READY_HEADER = b"Z\0\0\0\5"
+_STATUSES = (b"I", b"T", b"E")
+_NONE: Mapping[int, Effect] = {}
 
 
 class Session:
@@ -142,7 +146,42 @@ class Session:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
+        if chunk[-6:-1] == _READY_HEADER and self._take_plain(chunk):
+            return chunk
         return self._scanner.feed(chunk)
+
+    def _take_plain(self, chunk: bytes) -> bool:
+        """Take whole answers to plain messages, as most chunks are; False, and nothing is done, if it is not one."""
+        if self.is_copying_in or self._copy_syncs or not self._scanner.is_between_messages:
+            return False
+        at, size, complete, ready, begun = 0, len(chunk), 0, 0, False
+        heads = iter(self.expected)
+        head = next(heads, None)
+        answers = _plain_answers(head)
+        while size - at >= _BODY:
+            kind, length = HEADER.unpack_from(chunk, at)
+            at += 1 + length
+            effect = answers.get(kind)
+            if effect is Effect.MORE or effect is Effect.PART:
+                begun = True
+                continue
+            if effect is Effect.READY:
+                # A Query and a FunctionCall have had another answer before this one.
+                if head is None or not (begun or head.has_begun or head.reply is Reply.SYNC):
+                    return False
+                ready = at
+            elif effect is not Effect.DONE:
+                return False
+            complete, begun = complete + 1, False
+            head = next(heads, None)
+            answers = _plain_answers(head)
+        if ready != size or chunk[-1:] not in _STATUSES:
+            return False
+        for _ in range(complete):
+            self._pop()
+        self._spare_readies = 0
+        self.status = chunk[-1:]
+        return True
 
     def _bulk(self) -> Bulk:
         head = self.expected[0] if self.expected else None
@@ -240,7 +279,7 @@ class Session:
 
     def _ready(self, raw: bytes) -> bytes | None:
         self.status = raw[_BODY:]
-        if self.status not in (b"I", b"T", b"E"):
+        if self.status not in _STATUSES:
             raise ProtocolViolation("the server sent an unknown transaction status")
         head = self.expected[0] if self.expected else None
         # A Query and a FunctionCall have had another answer before this one.
@@ -344,6 +383,10 @@ class Session:
         self._copy_syncs = 0
         self.is_copying_in = False
         self._happens(Event.COPY_ENDS)
+
+
+def _plain_answers(head: Expect | None) -> Mapping[int, Effect]:
+    return ANSWERS.get(head.reply, _NONE) if head is not None and head.is_plain else _NONE
 
 
 def _with_verb(raw: bytes, verb: str) -> bytes:

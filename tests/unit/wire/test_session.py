@@ -507,3 +507,14 @@ def test_plain_messages_share_what_is_expected_of_them() -> None:
     assert session.feed(TWO + fault) == TWO + fault
     assert session.feed(TWO + DONE + READY) == TWO + DONE + READY
     assert session.is_quiet
+
+
+@pytest.mark.parametrize(
+    "more", [{"keep_ready": True}, {"swallow": True}, {"keep_ready": True, "error": b"E"}]
+)
+def test_a_ready_that_is_not_the_clients_is_kept_back_in_a_chunk_of_its_own(more: dict[str, Any]) -> None:
+    session = Session()
+    session.expect(Expect(Reply.QUERY, **more))
+    session.feed(FAULT)
+    assert session.feed(READY) == b""
+    assert session.is_quiet
