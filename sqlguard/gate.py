@@ -30,7 +30,8 @@ from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
 
-#: What a decision on these depends on besides text and search_path is the session's own history.
+#: What a decision on these depends on besides text and search_path is the session's own history, also where
+#: another statement carries them (EXPLAIN EXECUTE).
 _SESSION_BOUND = frozenset({Kind.EXECUTE, Kind.FETCH, Kind.CLOSE, Kind.DEALLOCATE})
 _CHANGES_SESSION = frozenset(
     {
@@ -76,7 +77,7 @@ class Gate:
             return cached
         self.misses += 1
         decisions = self._decide(text, session)
-        if len(text) <= _CACHED_TEXT and not any(d.kind in _SESSION_BOUND for d in decisions):
+        if len(text) <= _CACHED_TEXT and not any(is_session_bound(d.statement) for d in decisions):
             self._cache[key] = decisions
             if len(self._cache) > _CACHE_ENTRIES:
                 self._cache.popitem(last=False)
@@ -92,9 +93,10 @@ class Gate:
         except SqlguardError as fault:
             return (refusal(text, fault),)
         decisions: list[Decision] = []
+        changed = False
         for statement in statements:
             again = statement
-            if decisions and decisions[-1].kind in _CHANGES_SESSION:
+            if changed:
                 # What the statement means depends on one before it in the same message.
                 try:
                     again = analyse(statement.text, self.context.catalog, session)[0]
@@ -103,6 +105,7 @@ class Gate:
                     continue
             decision = self._judge(again, session)
             session = advance(session, decision)
+            changed = changed or decision.kind in _CHANGES_SESSION
             decisions.append(decision)
         return tuple(decisions)
 
@@ -125,6 +128,12 @@ class Gate:
             execute_tag=changed.execute_tag,
             position=changed.position,
         )
+
+
+def is_session_bound(statement: Statement) -> bool:
+    """Say whether the same text may mean something else in another session, or later."""
+    inner = statement.inner
+    return statement.kind in _SESSION_BOUND or (inner is not None and is_session_bound(inner))
 
 
 def _prepared_tag(statement: Statement, session: Session) -> str | None:
