@@ -442,6 +442,12 @@ CREATE FUNCTION sqlguard.check_children() RETURNS trigger
             live text;
             key text;
         BEGIN
+            -- Anyone may make a table of his own and this its trigger, and a row policy of that table would then be
+            -- asked with the owner's rights.
+            IF sqlguard.mode_of(TG_RELID) IS DISTINCT FROM 'soft' THEN
+                RAISE EXCEPTION 'table `%.%` is not guarded as soft', TG_TABLE_SCHEMA, TG_TABLE_NAME
+                    USING ERRCODE = '42501';
+            END IF;
             SELECT r.* INTO k FROM sqlguard.references_to(TG_RELID) r WHERE r.name = TG_ARGV[0] AND r.action = 'a';
             IF NOT FOUND THEN
                 RETURN NULL;

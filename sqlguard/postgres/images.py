@@ -21,6 +21,7 @@ SETTINGS = {
     "TimeZone": "UTC",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "lc_monetary": "C",
     "row_security": "off",
 }
 

@@ -24,6 +24,7 @@ PINNED = (
     ("TimeZone", "UTC"),
     ("extra_float_digits", "1"),
     ("bytea_output", "hex"),
+    ("lc_monetary", "C"),
 )
 # A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')

@@ -51,6 +51,8 @@ class Function:
     settings: tuple[tuple[str, str], ...] = ()
     #: The types of its arguments, for one that a row policy asks instead of a trigger.
     asked_with: tuple[str, ...] = ()
+    #: The oid of the partitioned table whose row triggers call it.
+    cloned_on: int | None = None
 
     def is_same(self, there: tuple[str, str | None] | None) -> bool:
         """Whether *there* (md5 of the source, comment) is this function."""
@@ -79,10 +81,18 @@ class Function:
             "DO $do$ BEGIN EXECUTE pg_catalog.format('ALTER FUNCTION sqlguard.%I(%s) OWNER TO %s', {name}, {types},"
             " (SELECT n.nspowner::regrole FROM pg_catalog.pg_namespace n WHERE n.nspname = 'sqlguard')); END $do$"
         ).format(name=sql.Literal(self.name), types=sql.Literal(", ".join(self.asked_with)))
+        # Whoever may execute a trigger function may attach it to a table of his own, whose casts and row policies
+        # it would then run with its owner's rights. Triggers that are there need no right.
+        yield sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(name)
         if self.asked_with:
             # A policy's expression is evaluated with the rights of who inserts.
-            yield sql.SQL("REVOKE EXECUTE ON FUNCTION {} FROM PUBLIC").format(name)
             yield sql.SQL("GRANT EXECUTE ON FUNCTION {} TO sqlguard_agent").format(name)
+        if self.cloned_on is not None:
+            # PostgreSQL makes a row trigger anew on each new partition, with the rights of who makes that.
+            yield sql.SQL(
+                "DO $do$ BEGIN EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION sqlguard.%I() TO %s', {name},"
+                " (SELECT c.relowner::regrole FROM pg_catalog.pg_class c WHERE c.oid = {table})); END $do$"
+            ).format(name=sql.Literal(self.name), table=sql.Literal(self.cloned_on))
         yield sql.SQL("COMMENT ON FUNCTION {} IS {}").format(name, sql.Literal(self._comment()))
 
     def _comment(self) -> str:
@@ -131,7 +141,8 @@ def wanted_functions(
         parent = facts.relations.get(key.parent)
         if key.child == relation.oid and parent and modes.get(facts.root(parent).oid) == "soft":
             body = _live_parent_body(key, relation, parent, soft=mode == "soft").as_string(conn)
-            found.append(Function(_key_name(key, relation), body))
+            partitioned = relation.oid if relation.kind == "p" else None
+            found.append(Function(_key_name(key, relation), body, cloned_on=partitioned))
     return found
 
 
