@@ -193,8 +193,11 @@ CREATE FUNCTION sqlguard.refuse_other_statement(kept text, given text) RETURNS v
         END
     $$;
 
+-- A session of the task can keep its chain locked for as long as it likes. Whoever writes for many tasks must not
+-- wait for that one.
 CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    SET lock_timeout = '1s'
     AS $$
         DECLARE
             t sqlguard.task;
@@ -271,7 +274,7 @@ CREATE FUNCTION sqlguard.record_intents(intents jsonb[]) RETURNS bigint[]
     $$;
 
 CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEFAULT '{}') RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
     AS $$
         DECLARE
             e sqlguard.event;
@@ -315,17 +318,19 @@ CREATE FUNCTION sqlguard.transaction_changes()
         ORDER BY c.id
     $$;
 
--- Up to max_rows rows per change set of the current transaction, with the columns that the session may read.
+-- Up to max_rows rows per change set of the current transaction, with the columns that the session may read; of
+-- rows outside the task's row scope, which cascades and functions may have changed, nothing is shown.
 CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
     RETURNS TABLE (action_id bigint, schema_name text, table_name text, op text, key jsonb,
                    before jsonb, after jsonb)
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC'
+    SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
     AS $$
         DECLARE
             c record;
             readable text[];
             same text;
+            scope text;
             n integer;
         BEGIN
             FOR c IN
@@ -346,13 +351,23 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
                         FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
                         JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
                 END IF;
+                scope := (SELECT string_agg(format('(%s)', pg_get_expr(p.polqual, p.polrelid)), ' AND ')
+                    FROM pg_policy p
+                    JOIN sqlguard.lease l ON l.role = session_user
+                    JOIN pg_roles g ON g.rolname = l.group_role AND g.oid = ANY (p.polroles)
+                    WHERE p.polrelid = c.relid OR p.polrelid IN (SELECT pg_partition_ancestors(c.relid)));
                 RETURN QUERY EXECUTE format($q$
-                    SELECT $1, $2, $3, $4, to_jsonb(r.key), sqlguard.only(to_jsonb(r.before::%1$s), $6),
-                        (SELECT sqlguard.only(to_jsonb("sg row"), $6) FROM %1$s AS "sg row"
-                         WHERE $4 <> 'delete' AND %2$s LIMIT 1)
+                    SELECT $1, $2, $3, $4, to_jsonb(r.key), b.image, a.image
                     FROM (SELECT * FROM sqlguard.row_change r WHERE r.change_set_id = $5 LIMIT $7) r
-                    $q$, c.relid::regclass, same)
-                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows;
+                    LEFT JOIN LATERAL (
+                        SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
+                        FROM (SELECT (r.before::%1$s).*) AS "sg row" WHERE r.before IS NOT NULL AND %3$s) b ON true
+                    LEFT JOIN LATERAL (
+                        SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
+                        FROM %1$s AS "sg row" WHERE $4 <> 'delete' AND %2$s AND %3$s LIMIT 1) a ON true
+                    WHERE $8 OR b.image IS NOT NULL OR a.image IS NOT NULL
+                    $q$, c.relid::regclass, same, coalesce(scope, 'true'))
+                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows, scope IS NULL;
             END LOOP;
         END
     $$;
