@@ -1,4 +1,4 @@
-"""End one lease in three steps, each of which may have been done before; see `leases` for why in this order."""
+"""End one lease step by step, each of which may have been done before; see `leases` for why in this order."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -53,10 +53,19 @@ def _close(conn: Connection, role: str) -> tuple[str, ...] | None:
             return None
         conn.execute("UPDATE sqlguard.lease SET state = 'ending' WHERE role = %s", [role])
         problems = leases.close_role(conn, role)
+    return (*problems, *shut_out(conn, role))
+
+
+def shut_out(conn: Connection, role: str) -> list[str]:
+    """End the sessions of a role and let it make no other; return what could not be done."""
     oid = leases.role_oid(conn, role)
-    if oid is not None:
-        problems += leases.terminate_sessions(conn, role, oid)
-    return tuple(problems)
+    if oid is None:
+        return []
+    problems = leases.terminate_sessions(conn, role, oid)
+    with conn.transaction():
+        problems += leases.bar_role(conn, role)
+    # Who has come in meanwhile.
+    return problems + leases.terminate_sessions(conn, role, oid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 Login roles of tasks: made in one transaction, ended in three steps that can each be repeated.
 
 Theory of operation. A row in `sqlguard.lease` is committed before its role exists and stays until the role is
-gone, so whatever is left by a crash can be found. Ending first closes the door (`close_role`: membership
-revoked, no log-in; an open session's next statement fails), then terminates the sessions, then removes the
-role with what it has (`remove_role`: owned things are given to the operator, never dropped).
+gone, so whatever is left by a crash can be found. Ending first takes the rights (`close_role`: membership
+revoked; an open session's next statement fails), then terminates the sessions, takes the log-in (`bar_role`),
+and then removes the role with what it has (`remove_role`: owned things are given to the operator, never dropped).
 PostgreSQL 16 and later let a role with CREATEROLE manage the roles that it made, but not terminate their
 sessions or take what they own; for that it makes itself a member, after the role has lost its rights, so
 that no policy for agents ever applies to the operator.
@@ -35,6 +35,14 @@ _OWNED = """
 SELECT pg_describe_object(d.classid, d.objid, 0) FROM pg_shdepend d
 WHERE d.refclassid = 'pg_authid'::regclass AND d.refobjid = %s AND d.deptype = 'o'
   AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+_WITH_OWNERS_RIGHTS = """
+SELECT format('ALTER ROUTINE %%s SECURITY INVOKER', p.oid::regprocedure) FROM pg_proc p
+WHERE p.proowner = %s AND p.prosecdef
+UNION ALL
+SELECT format('ALTER VIEW %%s SET (security_invoker = true)', c.oid::regclass) FROM pg_class c
+WHERE c.relowner = %s AND c.relkind = 'v'
 """
 
 
@@ -100,19 +108,35 @@ def role_oid(conn: Connection, role: str) -> int | None:
 
 def close_role(conn: Connection, role: str) -> list[str]:
     """
-    Take all rights of *role* and its log-in; nothing happens when it is gone. Within a transaction.
+    Take all rights of *role*; nothing happens when it is gone. Within a transaction.
 
-    Goes on past what it may not do, and returns it.
+    Its log-in is `bar_role`'s, once its sessions have ended: one of them may have changed its own role, and hold
+    that lock for as long as it likes. Goes on past what it may not do, and returns it.
     """
     if role_oid(conn, role) is None:
         return []
-    parts = [*_revocations(conn, role), sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))]
+    parts = _revocations(conn, role)
+    if not parts:
+        return []
     try:
         with conn.transaction():
             conn.execute(sql.SQL("; ").join(parts))
     except psycopg.Error:
         return [problem for text in parts if (problem := _attempt(conn, role, text)) is not None]
     return []
+
+
+def bar_role(conn: Connection, role: str) -> list[str]:
+    """
+    Take the log-in of *role*; nothing happens when it is gone. Within a transaction.
+
+    Waits no longer than a moment: a transaction that the role has prepared holds its lock without a session.
+    """
+    if role_oid(conn, role) is None:
+        return []
+    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_TERMINATION_PATIENCE}ms")))
+    problem = _attempt(conn, role, sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role)))
+    return [] if problem is None else [problem]
 
 
 def _revocations(conn: Connection, role: str) -> list[sql.Composed]:
@@ -178,6 +202,7 @@ def remove_role(conn: Connection, role: str, oid: int) -> Removal:
     if any(here for here, _, _ in dependencies):
         _become_member(conn, role)
         kept = tuple(row[0] for row in conn.execute(_OWNED, [oid]).fetchall())
+        _disarm(conn, oid)
         # DROP OWNED before REASSIGN OWNED would delete the agent's tables; after it only grants are left.
         for text in ("REASSIGN OWNED BY {} TO CURRENT_USER", "DROP OWNED BY {}"):
             conn.execute(sql.SQL(text).format(sql.Identifier(role)))
@@ -187,6 +212,12 @@ def remove_role(conn: Connection, role: str, oid: int) -> Removal:
         return Removal(elsewhere + prepared, kept)
     conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
     return Removal(kept=kept)
+
+
+def _disarm(conn: Connection, oid: int) -> None:
+    """Let code that the role owns run with the rights of who calls it: soon it would have the operator's."""
+    for (text,) in conn.execute(_WITH_OWNERS_RIGHTS, [oid, oid]).fetchall():
+        conn.execute(sql.SQL(text))
 
 
 def _elsewhere(role: str, dependencies: Iterable[tuple[bool, str, int]]) -> Iterable[str]:

@@ -5,7 +5,7 @@ The one idea: all that is to be done is read from the tables and the role catalo
 janitor may be killed at any moment, and the next pass of any other does the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -52,6 +52,13 @@ SELECT l.task_id, l.role::text, 'its password was changed by itself'
 FROM sqlguard.lease l JOIN pg_authid r ON r.rolname = l.role
 WHERE l.state = 'live' AND r.rolpassword IS DISTINCT FROM coalesce(l.verifier, r.rolpassword)
 """
+#: Advisory locks are anyone's to take, and with one of ours a task could keep its own end waiting, and every undo.
+_SQUATTERS = """
+SELECT DISTINCT l.task_id, l.role::text, 'it holds a lock of the operator''s'
+FROM pg_locks k JOIN pg_stat_activity a ON a.pid = k.pid JOIN sqlguard.lease l ON l.role = a.usename
+WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.classid::bigint = %s
+  AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.state <> 'ended'
+"""
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
 #: Ours beyond doubt: named like a lease and let into a group of this database by who may do that.
 _ORPHANS = """
@@ -95,11 +102,12 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
 
     Must be given a connection of the operator in autocommit. What fails is reported, and the rest goes on.
     """
+    done = _Pass()
+    _end_changed(conn, done, conn.execute(_SQUATTERS, LOCK[:1]).fetchall())
     if conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() != (True,):
         return SweepReport(busy=True)
     try:
-        done = _Pass()
-        _end_changed(conn, done)
+        _end_changed(conn, done, _changed(conn))
         _end_due(conn, now, done)
         _drop_orphans(conn, done)
     finally:
@@ -127,9 +135,9 @@ def _end_due(conn: Connection, now: datetime, done: _Pass) -> None:
             done.leases.append(role)
 
 
-def _end_changed(conn: Connection, done: _Pass) -> None:
+def _end_changed(conn: Connection, done: _Pass, found: Iterable[tuple[str, str, str]]) -> None:
     """Someone who holds a task's credential meant to keep it: the task ends, with all its leases."""
-    for task, role, what in _changed(conn):
+    for task, role, what in found:
         if task not in done.changed and _end(conn, task, f"`{role}`: {what}", done):
             done.changed.append(task)
 
@@ -169,9 +177,9 @@ def _drop(conn: Connection, role: str) -> list[str]:
     """Close, terminate, remove: as for a lease, without a row to note it in."""
     with conn.transaction():
         problems = leases.close_role(conn, role)
+    problems += lease_end.shut_out(conn, role)
     oid = leases.role_oid(conn, role)
     if oid is None:
         return problems
-    problems += leases.terminate_sessions(conn, role, oid)
     with conn.transaction():
         return problems + list(leases.remove_role(conn, role, oid).problems)
