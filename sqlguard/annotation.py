@@ -84,22 +84,21 @@ def _tags(comment: str) -> Annotation:
 def _pairs(comment: str) -> list[tuple[str, str]]:
     """Split `a='b',c='d\\'e'` into pairs; stops at the first thing that is not of that form."""
     pairs: list[tuple[str, str]] = []
-    rest = comment.strip()
-    while rest:
-        name, equals, rest = rest.partition("='")
-        if not equals:
-            break
+    # By places in the one text: cutting off what is done would copy the rest for every pair.
+    begin, end = 0, len(comment)
+    while (equals := comment.find("='", begin)) >= 0:
         value: list[str] = []
-        position = 0
-        while position < len(rest) and rest[position] != "'":
-            if rest[position] == "\\" and position + 1 < len(rest):
+        position = equals + 2
+        while position < end and comment[position] != "'":
+            if comment[position] == "\\" and position + 1 < end:
                 position += 1
-            value.append(rest[position])
+            value.append(comment[position])
             position += 1
-        if position >= len(rest):
+        if position >= end:
             break
-        pairs.append((unquote(name.strip().lstrip(",").strip()), unquote("".join(value))))
-        rest = rest[position + 1 :].lstrip().removeprefix(",").lstrip()
+        name = comment[begin:equals].strip().lstrip(",").strip()
+        pairs.append((unquote(name), unquote("".join(value))))
+        begin = position + 1
     return pairs
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import postgast
+from google.protobuf.message import DecodeError
 from postgast import pg_query_pb2 as pg
 
 from sqlguard.errors import NotUnderstood
@@ -35,6 +36,13 @@ def parse(text: str) -> Any:
         statements = postgast.parse(text).stmts
     except postgast.PgQueryError as error:
         raise NotUnderstood(f"not understood: {error}", rules=("syntax",)) from error
+    except DecodeError:
+        # protobuf reads a hundred levels, fewer than PostgreSQL's grammar.
+        raise NotUnderstood(
+            "the statement is nested too deeply",
+            hint="use fewer sub-selects in each other",
+            rules=("text-limits",),
+        ) from None
     if len(statements) != 1:
         raise NotUnderstood("one statement at a time can be rewritten", rules=("several-statements",))
     return statements[0].stmt

@@ -11,6 +11,7 @@ from typing import Any
 
 from postgast import pg_query_pb2 as pg
 
+from sqlguard.errors import NotUnderstood
 from sqlguard.rewrite import dml, ranges, rows
 from sqlguard.rewrite.columns import column, field_of_row, row_star, row_text, takes_row, whole_row
 from sqlguard.rewrite.labels import label
@@ -19,6 +20,8 @@ from sqlguard.rewrite.source import OPEN
 from sqlguard.rewrite.stars import everything, star
 from sqlguard.rewrite.work import Ctes, Work
 
+#: MaxTupleAttributeNumber: PostgreSQL takes no longer list.
+_MOST_COLUMNS = 1664
 #: Utility statements with a query inside, and the field that holds it.
 CONTAINERS = {
     "explain_stmt": "query",
@@ -165,6 +168,13 @@ def targets(work: Work, nodes: Iterable[Any], scope: Scope, ctes: Ctes) -> Colum
         else:
             names += gives.names
             complete = complete and gives.complete
+            if len(names) > _MOST_COLUMNS:
+                # WITH queries that take `*` from each other twice double it each time.
+                raise NotUnderstood(
+                    f"target lists can have at most {_MOST_COLUMNS} entries",
+                    hint="name the columns that are needed in place of *",
+                    rules=("text-limits",),
+                )
     return Columns(tuple(names), complete)
 
 
