@@ -9,6 +9,8 @@ from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Session, Statement
 from sqlguard.statement.walk import SETTER
 
+_OURS = "sqlguard."
+
 
 @rule("set-config", QUERIES)
 def set_config(statement: Statement, _session: Session, context: Context) -> Iterator[Finding]:
@@ -22,6 +24,7 @@ def set_config(statement: Statement, _session: Session, context: Context) -> Ite
         SELECT set_config('role', 'sg_group', false)
         SELECT set_config('search_path', 'pg_temp', false)
         SELECT set_config(status, 'x', false) FROM accounts
+        SELECT set_config('sqlguard.reason', status, false) FROM accounts
 
     ## Ignores
         SELECT set_config('TimeZone', 'UTC', false)
@@ -34,7 +37,8 @@ def set_config(statement: Statement, _session: Session, context: Context) -> Ite
         if call.name != SETTER or not call.builtin:
             continue
         name, value = (*call.values, None, None)[:2]
-        if isinstance(name, str) and setting.free(name.lower()):
+        # What ours are set to the guard has to know itself.
+        if isinstance(name, str) and setting.free(name.lower()) and not name.lower().startswith(_OURS):
             continue
         if not isinstance(name, str) or not isinstance(value, str | int) or name.lower() == "search_path":
             yield Finding(
