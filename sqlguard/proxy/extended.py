@@ -14,7 +14,7 @@ from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
-from sqlguard.proxy.names import Names
+from sqlguard.proxy.names import LONGEST_NAME, Names
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
@@ -27,7 +27,7 @@ from sqlguard.wire.reports import error_response
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_PARSE, _BIND, _DESCRIBE, _EXECUTE, _SYNC, _CALL = b"PBDESF"
+_PARSE, _BIND, _CLOSE, _DESCRIBE, _EXECUTE, _SYNC, _CALL = b"PBCDESF"
 _HARMLESS = (_DESCRIBE, _SYNC)
 _PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
 _SYNC_BYTES = Sync().encode()
@@ -161,6 +161,8 @@ class Extended(Steps):
     def _parse(self, raw: bytes) -> bool:
         session = self._session
         parse = Parse.decode(raw[_HEADER_BYTES:])
+        if self._is_cut(_PARSE, parse.statement):
+            return True
         decisions = session.decide(parse.text)
         refused = gates.first_refused(decisions)
         if refused is not None:
@@ -220,6 +222,8 @@ class Extended(Steps):
         session = self._session
         portal, at = text_at(raw, _HEADER_BYTES)
         name, _ = text_at(raw, at)
+        if self._is_cut(_BIND, portal):
+            return True
         prepared = self._find_statement(name)
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
@@ -278,6 +282,13 @@ class Extended(Steps):
             )
         return None
 
+    def _is_cut(self, kind: int, name: bytes) -> bool:
+        """Refuse a name that PostgreSQL would cut: two that differ only behind its end are one to it."""
+        is_cut = len(self._text(name).encode()) > LONGEST_NAME
+        if is_cut:
+            self._refuse(kind, self._session.error(NotUnderstood("the name has more than 63 bytes")))
+        return is_cut
+
     def _missing(self, sqlstate: str, what: str, name: bytes) -> bytes:
         encoding = self._session.encoding
         shown = f'{what} "{name.decode(encoding, "replace")}"' if name else f"unnamed {what}"
@@ -323,6 +334,8 @@ class Extended(Steps):
     def _close(self, raw: bytes) -> bool:
         session = self._session
         close = Close.decode(raw[_HEADER_BYTES:])
+        if self._is_cut(_CLOSE, close.name):
+            return True
         if close.is_portal and not close.name:
             self._plain = None
         name = self._text(close.name)

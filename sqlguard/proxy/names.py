@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 from sqlguard.wire.replies import Expect
 
 T = TypeVar("T")
+#: NAMEDATALEN - 1: PostgreSQL looks at no more bytes of a statement's or a portal's name.
+LONGEST_NAME = 63
 
 
 class Names(Generic[T]):

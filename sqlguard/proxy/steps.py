@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlguard.errors import SqlguardError
+from sqlguard.errors import Refused, SqlguardError
 from sqlguard.plan import Decision
 from sqlguard.proxy import own, repeats
 from sqlguard.proxy.names import Names
@@ -88,6 +88,12 @@ class Steps(ABC):
             self._send(raw, Expect(Reply.EXECUTE))
             return
         is_first = portal.action is None
+        if session.dry and not session.in_block and self._actions:
+            # The preview's roll-back would take along what has been done, and been told to the client as done.
+            self.refuse_execute(
+                Refused("a dry run can't follow a write in one batch", hint="send a Sync between the two")
+            )
+            return
         if is_first and not await self._journal(portal):
             return
         if session.books.is_skipping:

@@ -78,8 +78,9 @@ def read_request(startup: StartupMessage) -> Request:
         for name, value in startup.parameters
         if name not in (b"user", b"database", b"replication") and not name.startswith(_PROTOCOL_OPTION)
     ]
-    settings = [Setting(_lower(name), value) for name, value in kept if name != b"options"]
-    settings += read_options(named.get(b"options", b""))
+    # In PostgreSQL's order (process_startup_options): where both set the same, the last one counts.
+    settings = read_options(named.get(b"options", b""))
+    settings += [Setting(_lower(name), value) for name, value in kept if name != b"options"]
     return Request(
         protocol=startup.protocol,
         user=user,

@@ -316,7 +316,6 @@ def names_of(common: bytes) -> tuple[bytes, bytes]:
     return common.ljust(63, b"x") + b"A", common.ljust(63, b"x") + b"B"
 
 
-@pytest.mark.xfail(strict=True, reason="the proxy tells names apart that PostgreSQL takes for the same")
 def test_names_that_differ_behind_byte_63(lab: Lab, mallory: Agent) -> None:
     read, write = names_of(b"plan")
     client = raw(lab, mallory)
@@ -334,9 +333,6 @@ def test_names_that_differ_behind_byte_63(lab: Lab, mallory: Agent) -> None:
     assert intents(lab, mallory) == int(changed)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a preview's ROLLBACK takes with it what came before it in the pipeline"
-)
 def test_a_dry_run_behind_a_write_in_one_pipeline(lab: Lab, mallory: Agent) -> None:
     """What the client and the journal are told of the first write is true."""
     client = raw(lab, mallory)
@@ -365,7 +361,6 @@ def test_set_config_of_our_settings_takes_constants_only(lab: Lab, mallory: Agen
             assert lab.value("SELECT total FROM orders WHERE id = 20") == total + number
 
 
-@pytest.mark.xfail(strict=True, reason="PostgreSQL reads `options` before the other start-up parameters")
 def test_start_up_settings_count_in_postgresql_s_order(lab: Lab, mallory: Agent) -> None:
     client = raw(lab, mallory, **{"sqlguard.dry_run": "on", "options": "-c sqlguard.dry_run=off"})
     client.send(Query(b"UPDATE orders SET note = 'wet' WHERE id = 16"))
