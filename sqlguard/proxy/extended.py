@@ -27,8 +27,7 @@ from sqlguard.wire.reports import error_response
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_PARSE, _BIND, _CLOSE, _DESCRIBE, _EXECUTE, _SYNC, _CALL = b"PBCDESF"
-_HARMLESS = (_DESCRIBE, _SYNC)
+_PARSE, _BIND, _CLOSE, _EXECUTE, _SYNC, _CALL = b"PBCESF"
 _PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
 _SYNC_BYTES = Sync().encode()
 _HEADER_BYTES = 5
@@ -97,7 +96,7 @@ class Extended(Steps):
                 statement = passing.get(data[at:end])
                 if statement is None or self._statements.find(b"") is not None:
                     return False
-            elif kind not in _HARMLESS:
+            elif kind not in b"DS":
                 return False
             replies.append(_PLAIN[kind])
             at = end

@@ -210,7 +210,8 @@ class Server:
                 try:
                     take(data)
                 except ProtocolViolation as fault:
-                    session.protocol_violation(fault)
+                    log.warning("protocol violation", error=fault.message, task=session.login.task.id)
+                    session.fatal(fault)
                 except Exception:
                     log.exception("session failed", task=session.login.task.id)
                     session.fatal(SqlguardError("the proxy could not handle the message"))

@@ -19,7 +19,7 @@ import structlog
 
 from sqlguard import annotation
 from sqlguard import gate as gates
-from sqlguard.errors import NotUnderstood, ProtocolViolation, SqlguardError
+from sqlguard.errors import NotUnderstood, SqlguardError
 from sqlguard.gate import Gate
 from sqlguard.plan import Decision
 from sqlguard.postgres.control import Login
@@ -96,6 +96,7 @@ class AgentSession:
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
         self.is_closed = False
+        self._is_ahead = False
         self._gate, self._passing = operator.gate(login)
         self._search_path = self.memory.state.search_path
         self._simple = Simple(self)
@@ -121,6 +122,7 @@ class AgentSession:
         finally:
             self.server.uncork()
         if len(self.books.expected) > _WAITING:
+            self._is_ahead = True
             self.client.pause("too many answers are due")
 
     def _passes(self, data: bytes) -> bool:
@@ -146,7 +148,8 @@ class AgentSession:
             self.client.write(out)
         if self._slow is not None:
             self._wake()
-        if len(self.books.expected) <= _WAITING // 2:
+        if self._is_ahead and len(self.books.expected) <= _WAITING // 2:
+            self._is_ahead = False
             self.client.resume("too many answers are due")
 
     def _wake(self) -> None:
@@ -394,7 +397,3 @@ class AgentSession:
         if report.failed is None:
             self.client.write(dry_run_notice(report.captured, None, self.encoding))
         return report.failed
-
-    def protocol_violation(self, fault: ProtocolViolation) -> None:
-        log.warning("protocol violation", error=fault.message, task=self.login.task.id)
-        self.fatal(fault)

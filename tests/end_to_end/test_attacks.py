@@ -255,6 +255,23 @@ def test_an_agent_that_takes_the_operator_s_locks_is_ended(lab: Lab, number: int
         assert soon(lambda: undo(other, task=honest.task.task.id))
 
 
+@pytest.mark.xfail(strict=True, reason="only a superuser may roll back another role's prepared transaction")
+def test_a_prepared_transaction_stops_no_undo(lab: Lab) -> None:
+    """Where max_prepared_transactions is not 0, its default, a lock needs no session that could be ended."""
+    mallory = lab.agent()
+    with straight(mallory) as agent:
+        agent.execute("BEGIN")
+        agent.execute("SELECT pg_advisory_xact_lock(x'73716c67'::int, 4)")
+        agent.execute("PREPARE TRANSACTION 'squatter'")
+    try:
+        end_task(lab.owner, mallory.task.task.id, "over")
+        other = lab.operator()
+        assert soon(lambda: undo(other, task=mallory.task.task.id), 1)
+    finally:
+        lab.database.execute("ROLLBACK PREPARED 'squatter'")
+        end_task(lab.owner, mallory.task.task.id, "over")
+
+
 def test_text_that_would_keep_the_judge_busy(mallory: Agent) -> None:
     """One proxy serves everyone: no text of a few kilobytes may hold it up."""
     doubling = ", ".join(

@@ -323,3 +323,11 @@ def test_answers_stay_in_order_when_bytes_trickle(agent: Agent) -> None:
         for byte in stream:
             client.send(bytes([byte]))
         assert [kinds(client.until_ready()) for _ in range(4)] == ["TDCZ", "12CZ", "EZ", "CZ"]
+
+
+def test_clients_are_told_when_the_proxy_stops(wired_world: Wired, agent: Agent) -> None:
+    with proxy(wired_world.database.owner_dsn) as running:
+        guest = Agent(agent.task, agent.host, running.port, agent.database, agent.direct)
+        client = Raw(guest.host, guest.port)
+        client.log_in(guest)
+    assert ended(client) == [b"57P01"]
