@@ -1,0 +1,1 @@
+-- Plans and approvals: what a dry run saw, and who let it pass.

@@ -1,0 +1,1 @@
+-- Budgets of tasks and of all agents together, and refusals of DDL by task sessions.

@@ -1,0 +1,1 @@
+-- Steps that are not SQL, and the feed that tells other systems of actions.
