@@ -52,7 +52,20 @@ ACTION_FIELDS = (
 )
 EVENT_FIELDS = ("id", "action_id", "task_id", "at", "kind", "detail", "by")
 EVENT_KINDS = frozenset(
-    {"previewed", "approved", "started", "committed", "failed", "undone", "reconciled", "erased"}
+    {
+        "previewed",
+        "approved",
+        "started",
+        "committed",
+        "failed",
+        "undone",
+        "reconciled",
+        "erased",
+        "compensating",
+        "compensated",
+        "mitigated",
+        "uncompensated",
+    }
 )
 #: The previous hash of a chain's first entry.
 GENESIS = b""

@@ -1,0 +1,373 @@
+"""
+Undo with steps that are not SQL: compensations and rows, last in, first out.
+
+Theory of operation. Without steps in its scope an undo is what `undo.py` does. With steps it is a saga: the rows
+changed after the newest step are taken back in one transaction, then that step is answered, then the rows before it,
+and so on. A call to the outside can't be part of a transaction, and holding one open meanwhile would lock tables for
+as long as the other side likes. What stops the saga leaves the older work as it is: never a hole in the middle.
+A preview of all rows comes first, so that a conflict stops everything before anything was called.
+
+Each answer is an event before it is called (`compensating`) and one after it (`compensated`, `mitigated`,
+`uncompensated`). A crash between the two is seen at the next undo, which calls it again with the very same key; a
+compensation that was answered is never called again. A function of the database is called in the transaction that
+writes its event, so it needs no key.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from sqlguard.errors import Refused
+from sqlguard.postgres.journal import record_event
+from sqlguard.postgres.undo import ON_CONFLICT, Progress, Run
+from sqlguard.postgres.undo_plan import ChangeSet, Scope, read_sets
+from sqlguard.postgres.undo_report import TableCount, UndoReport
+from sqlguard.steps import MITIGATION, Answer, Done, Tools, compensation_key, plain, read_answers
+
+#: What became of an answer: waits for what can't be called here; only the first two are ends.
+DONE, MITIGATED, PENDING, FAILED, WOULD = "compensated", "mitigated", "pending", "failed", "would be called"
+
+_STEPS = sql.SQL("""
+    SELECT a.id, a.at, a.task_id AS task, a.statement, a.params, a.kind, a.tier, a.compensation,
+           coalesce(a.idempotency_key, a.task_id || ':' || a.id) AS key,
+           e.kind AS ended, coalesce(e.detail, '{{}}') AS detail,
+           coalesce((SELECT jsonb_object_agg(x.number, x.kind) FROM (
+               SELECT DISTINCT ON (1) coalesce((c.detail ->> 'number')::int, 0) AS number, c.kind
+               FROM sqlguard.event c WHERE c.action_id = a.id
+                   AND c.kind IN ('compensating', 'compensated', 'mitigated', 'uncompensated')
+               ORDER BY 1, c.id DESC) x), '{{}}') AS answered
+    FROM sqlguard.action a
+    LEFT JOIN LATERAL (
+        SELECT e.kind, e.detail FROM sqlguard.event e
+        WHERE e.action_id = a.id AND e.kind IN ('committed', 'failed', 'previewed', 'reconciled')
+        ORDER BY e.id DESC LIMIT 1
+    ) e ON true
+    WHERE a.verdict IN ('allow', 'rewrite') AND (a.kind = 'tool' OR a.compensation IS NOT NULL)
+        AND a.via IS DISTINCT FROM 'preview' AND a.via IS DISTINCT FROM 'dry run' AND {scope}
+    ORDER BY a.at DESC, a.id DESC
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action with answers; `answered` says by number how far each is."""
+
+    id: int
+    at: datetime
+    task: str
+    statement: str
+    params: Any
+    kind: str
+    tier: str | None
+    compensation: str | None
+    key: str
+    ended: str | None
+    detail: dict[str, Any]
+    answered: dict[str, str]
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether there is, or may be, an effect to answer. What failed in the database was rolled back."""
+        if "repeats" in self.detail or self.ended == "previewed":
+            return False
+        if self.kind != "tool":
+            return self.ended == "committed" or (
+                self.ended == "reconciled" and self.detail.get("outcome") == "committed"
+            )
+        return not (self.ended == "failed" and self.detail.get("effect") == "none")
+
+    @property
+    def is_certain(self) -> bool:
+        return self.ended == "committed" or self.kind != "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer and what became of it; `attempts` counts from 1, `certain` as in `sqlguard.steps.Done`."""
+
+    action: int
+    step: str
+    answer: str | None
+    kind: str | None
+    state: str
+    certain: bool
+    key: str
+    problem: str | None = None
+    result: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (PENDING, FAILED)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True)
+class SagaReport:
+    """What an undo with steps did: `parts` are the undos of rows, newest first, `answers` the steps'."""
+
+    rows: UndoReport
+    parts: tuple[UndoReport, ...] = ()
+    answers: tuple[Answered, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be done: no conflict stopped it and no step waits."""
+        return not self.rows.stopped and not any(a.is_open for a in self.answers)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.rows.as_dict() | {
+            "undos": [p.undo for p in self.parts if p.undo is not None],
+            "compensations": [a.as_dict() for a in self.answers],
+            "complete": self.is_complete,
+        }
+
+
+def undo(  # noqa: PLR0913 (the arguments of an undo, and the registry)
+    conn: psycopg.Connection[Any],
+    scope: Scope,
+    *,
+    tools: Tools | None = None,
+    preview: bool = False,
+    on_conflict: str = "stop",
+    progress: Progress | None = None,
+) -> SagaReport:
+    """
+    Undo *scope*, its steps that are not SQL included; *tools* knows their compensations.
+
+    Safe to repeat: what is done is not done again. A redo (`scope.undo`) is of rows alone.
+    """
+    if on_conflict not in ON_CONFLICT:
+        raise ValueError(f"on_conflict is one of {', '.join(ON_CONFLICT)}")
+    if scope == Scope():
+        raise Refused("nothing was named to undo", hint="give a task, an action, a time or an earlier undo")
+    saga = _Saga(conn, scope, tools or Tools(), preview, on_conflict, progress)
+    return saga.carry_out()
+
+
+@dataclass
+class _Saga:
+    conn: psycopg.Connection[Any]
+    scope: Scope
+    tools: Tools
+    preview: bool
+    on_conflict: str
+    progress: Progress | None
+    parts: list[UndoReport] = field(default_factory=list)
+    answers: list[Answered] = field(default_factory=list)
+    calls: int = 0
+
+    def carry_out(self) -> SagaReport:
+        steps = self._steps()
+        if not steps:
+            return SagaReport(self._rows())
+        before = self._rows(preview=True)
+        if self.preview:
+            self.answers = [self._told(s, n, a) for s in steps for n, a in _of(s)]
+            return SagaReport(before, (), tuple(self.answers))
+        if before.stopped:
+            return SagaReport(before)
+        later: datetime | None = None
+        for step in steps:
+            if not self._part(step.at, later) or not self._answer(step):
+                return self._report()
+            later = step.at
+        self._part(None, later)
+        return self._report()
+
+    def _steps(self) -> list[Step]:
+        if self.scope.undo is not None:
+            return []
+        with self.conn.cursor(row_factory=class_row(Step)) as cursor:
+            found = cursor.execute(_STEPS.format(scope=_condition(self.scope))).fetchall()
+        return [s for s in found if s.in_effect]
+
+    def _rows(self, *, preview: bool = False) -> UndoReport:
+        return Run(
+            self.conn, self.scope, preview or self.preview, self.on_conflict, self.progress
+        ).carry_out()
+
+    def _part(self, after: datetime | None, before: datetime | None) -> bool:
+        """Take back the rows that were changed between two steps; False when a conflict stops the undo."""
+        run = Run(self.conn, self.scope, False, self.on_conflict, self.progress, read=_between(after, before))  # noqa: FBT003
+        report = run.carry_out()
+        self.parts.append(report)
+        return not report.stopped
+
+    def _answer(self, step: Step) -> bool:
+        """Answer a step; False when it has to wait, and with it all that is older."""
+        lock = f"sqlguard compensation {step.id}"
+        # Of two undos of the same task the second waits here, and then finds it answered.
+        self.conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [lock])
+        try:
+            fresh = next((s for s in self._steps() if s.id == step.id), step)
+            for number, answer in _of(fresh):
+                self.answers.append(self._one(fresh, number, answer))
+                if self.answers[-1].is_open:
+                    return False
+        finally:
+            self.conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [lock])
+        return True
+
+    def _told(self, step: Step, number: int, answer: Answer | None) -> Answered:
+        """Return what is known of an answer without calling anything."""
+        made = Answered(
+            step.id,
+            step.statement,
+            answer.name if answer else None,
+            answer.kind if answer else None,
+            WOULD,
+            step.is_certain,
+            compensation_key(step.id, step.key, number),
+        )
+        state = step.answered.get(str(number))
+        if state in (DONE, MITIGATED):
+            return replace(made, state=state)
+        problem = self._obstacle(answer)
+        return made if problem is None else replace(made, state=PENDING, problem=problem)
+
+    def _obstacle(self, answer: Answer | None) -> str | None:
+        if answer is None:
+            return "nothing answers it: it can't be taken back"
+        if answer.where == "sql":
+            return (
+                None if answer.arguments is not None else "the statement does not tell the call's arguments"
+            )
+        if answer.name not in self.tools.compensations:
+            return f"no registry at hand has a compensation `{answer.name}`: give `--tools module:registry`"
+        return None
+
+    def _one(self, step: Step, number: int, answer: Answer | None) -> Answered:
+        told = self._told(step, number, answer)
+        if told.state != WOULD or answer is None:
+            return told
+        self.calls += 1
+        end = "mitigated" if answer.kind == MITIGATION else "compensated"
+        if answer.where == "sql":
+            return self._in_database(told, number, answer, end)
+        attempt = {"number": number, "answer": answer.name, "key": told.key}
+        record_event(self.conn, step.id, "compensating", attempt)
+        done = Done(
+            step.id,
+            step.statement,
+            step.params or {},
+            step.detail.get("result") if step.is_certain else None,
+            step.is_certain,
+            step.key,
+            told.key,
+        )
+        try:
+            result = plain(self.tools.compensations[answer.name](done))
+        except Exception as fault:
+            problem = f"{type(fault).__name__}: {fault}"[:500]
+            record_event(self.conn, step.id, "uncompensated", attempt | {"error": type(fault).__name__})
+            return replace(told, state=FAILED, problem=problem)
+        record_event(self.conn, step.id, end, attempt | {"result": result})
+        return replace(told, state=end, result=result)
+
+    def _in_database(self, told: Answered, number: int, answer: Answer, end: str) -> Answered:
+        """Call a function of the database and write its event in one transaction."""
+        try:
+            with self.conn.transaction():
+                result = _call(self.conn, answer)
+                record_event(
+                    self.conn, told.action, end, {"number": number, "answer": answer.name, "result": result}
+                )
+        except (psycopg.Error, Refused) as fault:
+            return replace(told, state=FAILED, problem=str(fault).splitlines()[0])
+        return replace(told, state=end, result=result)
+
+    def _report(self) -> SagaReport:
+        rows = _together(self.scope, self.parts)
+        nothing = rows.undo is None and not self.calls and not any(a.is_open for a in self.answers)
+        rows = replace(rows, already_undone=nothing and not rows.stopped)
+        return SagaReport(rows, tuple(self.parts), tuple(self.answers))
+
+
+def _of(step: Step) -> Iterator[tuple[int, Answer | None]]:
+    """Yield the answers of a step with their numbers, last first: calls of one statement are LIFO too."""
+    found = read_answers(step.compensation)
+    if not found and step.kind == "tool":
+        yield 0, None
+    yield from reversed(list(enumerate(found)))
+
+
+def _condition(scope: Scope) -> sql.Composable:
+    parts: list[sql.Composable] = [sql.SQL("true")]
+    if scope.task is not None:
+        parts.append(sql.SQL("a.task_id = {}").format(sql.Literal(scope.task)))
+    if scope.action is not None:
+        parts.append(sql.SQL("a.id = {}").format(sql.Literal(scope.action)))
+    if scope.since is not None:
+        parts.append(sql.SQL("a.at >= {}").format(sql.Literal(scope.since)))
+    if scope.agent is not None:
+        parts.append(sql.SQL("a.agent = {}").format(sql.Literal(scope.agent)))
+    return sql.SQL(" AND ").join(parts)
+
+
+def _between(
+    after: datetime | None, before: datetime | None
+) -> Callable[[psycopg.Connection[Any], Scope], tuple[list[ChangeSet], bool]]:
+    """Return how an undo reads the change sets of its scope between two times."""
+
+    def read(conn: psycopg.Connection[Any], scope: Scope) -> tuple[list[ChangeSet], bool]:
+        sets, any_at_all = read_sets(conn, scope)
+        rows = conn.execute(
+            # A redo's set stands for the set of the agent's that it is a repetition of, at that one's time.
+            "WITH RECURSIVE up (id, at, reverts, own) AS ("
+            " SELECT c.id, c.at, c.reverts, c.id FROM sqlguard.change_set c WHERE c.id = ANY (%(sets)s)"
+            " UNION SELECT c.id, c.at, c.reverts, up.own FROM up JOIN sqlguard.change_set c ON c.id = up.reverts)"
+            " SELECT own FROM up WHERE reverts IS NULL"
+            " AND (%(after)s::timestamptz IS NULL OR at > %(after)s)"
+            " AND (%(before)s::timestamptz IS NULL OR at <= %(before)s)",
+            {"sets": [s.id for s in sets], "after": after, "before": before},
+        )
+        wanted = {r[0] for r in rows}
+        return [s for s in sets if s.id in wanted], any_at_all
+
+    return read
+
+
+def _call(conn: psycopg.Connection[Any], answer: Answer) -> Any:
+    """Call a function of the database with *answer*'s arguments as texts of its own types."""
+    row = conn.execute(
+        "SELECT n.nspname, p.proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes::oid[])"
+        " WITH ORDINALITY AS u (t, i) ORDER BY i) FROM pg_catalog.pg_proc p"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE p.oid = to_regprocedure(%s)",
+        [answer.name],
+    ).fetchone()
+    given = answer.arguments or ()
+    if row is None or len(row[2]) != len(given):
+        raise Refused(f"there is no function `{answer.name}` with {len(given)} argument(s) now")
+    values = sql.SQL(", ").join(
+        sql.SQL("{}::text::{}").format(sql.Literal(value), sql.SQL(kind))
+        for value, kind in zip(given, row[2], strict=True)
+    )
+    found = conn.execute(
+        sql.SQL("SELECT {}({})::text").format(sql.Identifier(row[0], row[1]), values)
+    ).fetchone()
+    return found[0] if found else None
+
+
+def _together(scope: Scope, parts: Sequence[UndoReport]) -> UndoReport:
+    """Return the parts of a saga as one report; `undo` is the newest, all are in the report's `undos`."""
+    counts: dict[tuple[str, str], int] = {}
+    for part in parts:
+        for one in part.tables:
+            counts[one.table, one.op] = counts.get((one.table, one.op), 0) + one.rows
+    done = [p for p in parts if p.undo is not None]
+    return UndoReport(
+        scope=scope.as_dict(),
+        undo=done[0].undo if done else None,
+        stopped=any(p.stopped for p in parts),
+        tables=tuple(TableCount(t, op, n) for (t, op), n in sorted(counts.items())),
+        conflicts=tuple(c for p in parts for c in p.conflicts),
+        conflict_count=sum(p.conflict_count for p in parts),
+        notes=tuple(dict.fromkeys(n for p in parts for n in p.notes)),
+    )

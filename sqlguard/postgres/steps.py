@@ -1,0 +1,162 @@
+"""
+The journal of steps that are not SQL: calls of an agent's tools, written down before they are made.
+
+    from sqlguard.postgres.steps import Steps
+
+    with Steps.connect(direct_dsn) as steps, guard.on(steps):       # the task's own login, or the operator's with task=
+        charge(42, 999)
+
+A call that can't be written down is not made. How it ended is written afterwards; when that fails too (the
+connection is gone), the call counts as one whose end nobody saw, and its compensation is told so.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from sqlguard.errors import NotConfigured
+from sqlguard.journal import REDACTED, SECRET_COLUMNS, Intent
+from sqlguard.postgres import control, journal
+from sqlguard.postgres.connect import connect
+from sqlguard.steps import KIND, Begun, Call, answers_text
+
+_WAITING = """
+    SELECT a.id AS action, a.task_id AS task, a.agent, a.at, a.statement AS tool, a.params AS arguments, a.reason,
+           a.confidence,
+           EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'approved') AS approved
+    FROM sqlguard.action a
+    WHERE a.kind = 'tool' AND a.verdict = 'approve'
+        AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'started')
+    ORDER BY a.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A refused call of an irreversible tool; it may be made once when it is approved."""
+
+    action: int
+    task: str
+    agent: str
+    at: datetime
+    tool: str
+    arguments: dict[str, Any]
+    reason: str | None
+    confidence: float | None
+    approved: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
+
+
+class Steps:
+    """The steps of one task; not for several threads at once, like any database session."""
+
+    def __init__(self, conn: psycopg.Connection[Any], task: str | None = None) -> None:
+        self._conn = conn
+        self._task = task
+
+    @classmethod
+    def connect(cls, dsn: str, *, task: str | None = None) -> "Steps":
+        """
+        Open a connection for the steps of a task: with the task's own direct DSN, or the operator's and *task*.
+
+        Raises DatabaseUnavailable, NotConfigured.
+        """
+        conn = connect(dsn)
+        try:
+            login = control.current_login(conn)
+        except BaseException:
+            conn.close()
+            raise
+        if login is not None:
+            return cls(conn, login.task.id)
+        if task is None:
+            conn.close()
+            raise NotConfigured(
+                "no task was named", hint="give `direct_dsn` of the task, or its id with the operator's DSN"
+            )
+        return cls(conn, task)
+
+    def begin(self, call: Call) -> Begun:
+        """Commit *call* and return its action; raises ApprovalRequired, Refused, TaskEnded, Frozen."""
+        row = self._call("SELECT * FROM sqlguard.begin_step(%s)", [Jsonb(self._record(call, "allow"))])
+        return Begun(*row)
+
+    def refused(self, call: Call) -> int:
+        """Write down that *call* waits for an approval; the same call again is the same wait."""
+        return int(self._call("SELECT sqlguard.record_intent(%s)", [Jsonb(self._record(call, "approve"))])[0])
+
+    def ended(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
+        """Write down how a call ended. Its result is what it is, so a journal that is gone raises nothing here."""
+        with suppress(psycopg.Error):
+            journal.record_event(self._conn, action, kind, detail)
+
+    def close(self) -> None:
+        self._conn.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _record(self, call: Call, verdict: str) -> dict[str, Any]:
+        sqlstate = "SG001" if verdict == "approve" else None
+        intent = Intent(
+            task=self._task,
+            idempotency_key=call.idempotency_key,
+            reason=call.reason,
+            confidence=call.confidence,
+            step=call.step,
+            kind=KIND,
+            tier=call.tier,
+            verdict=verdict,
+            sqlstate=sqlstate,
+            compensation=answers_text((call.answer,)) if call.answer else None,
+            via="tool",
+        )
+        # The tool's name is no SQL, and its arguments are a document: nothing to be redacted as a statement.
+        return intent.as_record() | {
+            "statement": call.tool,
+            "params": redacted(call.arguments),
+            "statement_hash": None,
+        }
+
+    def _call(self, text: str, values: list[Any]) -> tuple[Any, ...]:
+        with journal.translated(), self._conn.transaction():
+            self._conn.execute("SET TRANSACTION READ WRITE")
+            row = self._conn.execute(text.encode(), values).fetchone()
+        assert row is not None  # noqa: S101 (the functions return one row or raise)
+        return tuple(row)
+
+
+def redacted(value: Any) -> Any:
+    """Return a tool's arguments without what their names say is a secret."""
+    if isinstance(value, Mapping):
+        return {
+            name: REDACTED if str(name).lower() in SECRET_COLUMNS and inner is not None else redacted(inner)
+            for name, inner in value.items()
+        }
+    return [redacted(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def waiting(conn: psycopg.Connection[Any]) -> list[Waiting]:
+    """Return the calls that wait for an approval, or have one that was not used yet."""
+    with conn.cursor(row_factory=class_row(Waiting)) as cursor:
+        return cursor.execute(_WAITING).fetchall()
+
+
+def approve(conn: psycopg.Connection[Any], action: int, note: str | None = None) -> None:
+    """Let the refused call *action* be made once, within the hour; needs a member of `sqlguard_approver`."""
+    with journal.translated():
+        conn.execute("SELECT sqlguard.approve_step(%s, %s)", [action, note])
