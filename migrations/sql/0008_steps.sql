@@ -15,7 +15,7 @@ BEGIN
         ' (''compensating'', ''compensated'', ''mitigated'', ''uncompensated''))', there);
 END $$;
 
-CREATE INDEX action_tool ON sqlguard.action (task_id, id) WHERE kind = 'tool';
+CREATE INDEX action_tool ON sqlguard.action (idempotency_key) WHERE kind = 'tool';
 
 -- Journal the call of a tool and say whether it may be made: `repeats` is the action that made the very same call
 -- before, with its result. An irreversible one needs an approval that was given to a refused call like it, and
@@ -32,18 +32,17 @@ CREATE FUNCTION sqlguard.begin_step(intent jsonb)
         BEGIN
             intent := intent || '{"kind": "tool", "verdict": "allow", "statement_hash": null}';
             action_id := sqlguard.record_intent(intent);
-            key := coalesce(wanted, (SELECT a.task_id || ':' || a.id FROM sqlguard.action a WHERE a.id = action_id));
+            key := coalesce(wanted, (SELECT a.task_id || ':' || a.id FROM sqlguard.action a WHERE a.id = begin_step.action_id));
             IF wanted IS NOT NULL THEN
                 -- The task's chain is locked by now: of two calls with one key the second sees the first.
                 SELECT sqlguard.key_scope(t) INTO scope FROM sqlguard.task t
-                    JOIN sqlguard.action a ON a.task_id = t.id WHERE a.id = action_id;
+                    JOIN sqlguard.action a ON a.task_id = t.id WHERE a.id = begin_step.action_id;
                 SELECT a.id, a.statement, a.params, e.detail -> 'result' AS result, e.id AS ended INTO twin
                     FROM sqlguard.task t
                     JOIN sqlguard.action a ON a.task_id = t.id AND a.idempotency_key = wanted
                     LEFT JOIN sqlguard.event e ON e.action_id = a.id AND e.kind = 'committed' AND NOT e.detail ? 'repeats'
-                    WHERE t.agent = (SELECT x.agent FROM sqlguard.action x WHERE x.id = action_id)
-                        AND sqlguard.key_scope(t) = scope AND a.kind = 'tool' AND a.verdict = 'allow'
-                        AND a.id <> action_id
+                    WHERE sqlguard.key_scope(t) = scope AND a.kind = 'tool' AND a.verdict = 'allow'
+                        AND a.id <> begin_step.action_id
                     ORDER BY e.id NULLS LAST LIMIT 1;
                 IF FOUND AND (twin.statement, twin.params) IS DISTINCT FROM
                     (intent ->> 'statement', nullif(intent -> 'params', 'null')) THEN

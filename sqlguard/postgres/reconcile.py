@@ -3,7 +3,8 @@ Settle actions that have an intent and no end, after a crash of the door or of i
 
 The evidence is the database's own: row changes are written in the transaction of the change, so an action
 with visible change sets was committed, and one without has changed no guarded row for good. Nothing is
-guessed; an action whose session may still be at work is left for the next time.
+guessed: what a tool did outside is `unknown` when nobody saw it end. An action whose session may still be at work
+is left for the next time.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from sqlguard.postgres.journal import record_event
 # That one is in a transaction everybody can see in pg_locks; pg_stat_activity hides it from other roles.
 _UNSETTLED = """
     SELECT a.id AS action, a.task_id AS task,
-           CASE WHEN c.sets > 0 THEN 'committed' ELSE 'no changes' END AS outcome,
+           CASE WHEN a.kind = 'tool' THEN 'unknown' WHEN c.sets > 0 THEN 'committed' ELSE 'no changes' END AS outcome,
            c.sets, c.rows, c.txids, c.statuses
     FROM sqlguard.action a
     CROSS JOIN LATERAL (
@@ -33,6 +34,9 @@ _UNSETTLED = """
       AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind <> 'started')
       AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity b JOIN pg_catalog.pg_locks l USING (pid)
                       WHERE b.pid = a.backend_pid AND b.usename = a.role AND l.locktype = 'virtualxid')
+      -- A tool is called between transactions: as long as its session is there, the call may be under way.
+      AND NOT (a.kind IS NOT DISTINCT FROM 'tool' AND EXISTS (
+          SELECT FROM pg_catalog.pg_stat_activity b WHERE b.pid = a.backend_pid AND b.backend_start <= a.at))
       AND NOT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts p WHERE p.owner = a.role)
     ORDER BY a.id
 """
@@ -40,7 +44,7 @@ _UNSETTLED = """
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was found of one action: `outcome` is `committed` or `no changes`, the rest is the evidence."""
+    """What was found of one action: `outcome` is `committed`, `no changes` or `unknown`, the rest is evidence."""
 
     action: int
     task: str

@@ -72,18 +72,17 @@ class Steps:
         """
         conn = connect(dsn)
         try:
-            login = control.current_login(conn)
-        except BaseException:
+            row = conn.execute("SELECT (sqlguard.current_task()).id").fetchone()
+        except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
             conn.close()
-            raise
-        if login is not None:
-            return cls(conn, login.task.id)
-        if task is None:
+            raise control.not_migrated() from None
+        own = row[0] if row else None
+        if own is None and task is None:
             conn.close()
             raise NotConfigured(
                 "no task was named", hint="give `direct_dsn` of the task, or its id with the operator's DSN"
             )
-        return cls(conn, task)
+        return cls(conn, own or task)
 
     def begin(self, call: Call) -> Begun:
         """Commit *call* and return its action; raises ApprovalRequired, Refused, TaskEnded, Frozen."""

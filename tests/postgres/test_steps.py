@@ -1,0 +1,305 @@
+"""Tools in the same saga as rows: one order, keys passed on, crashes taken up again, nothing called twice without a key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from journaled import PASSWORD, Agent, World, rows
+from journaled import world as made_world
+from servers import Database
+
+from sqlguard.errors import ApprovalRequired, Frozen, Refused, TaskEnded
+from sqlguard.postgres import compensate, journal
+from sqlguard.postgres.compensate import SagaReport
+from sqlguard.postgres.reconcile import reconcile
+from sqlguard.postgres.steps import Steps, approve, waiting
+from sqlguard.postgres.undo_plan import Scope
+from sqlguard.steps import Done, NotDone, Tools
+
+
+@dataclass
+class Bank:
+    """The outside: does each key once, and remembers how often it was asked."""
+
+    guard: Tools = field(default_factory=Tools)
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    keys: dict[str, str] = field(default_factory=dict)
+    fails: int = 0
+    dies: bool = False
+
+    def __post_init__(self) -> None:
+        self.guard.compensation(self.refund)
+        self.guard.compensation(self.say_sorry)
+        self.charge = self.guard.tool(tier="compensable", compensation="refund", name="charge")(self._charge)
+        self.mail = self.guard.tool(tier="compensable", mitigation="say_sorry", name="mail")(self._mail)
+        self.wipe = self.guard.tool(tier="irreversible", name="wipe")(self._wipe)
+
+    def _charge(self, cents: int, *, idempotency_key: str = "") -> str:
+        if cents == 0:
+            raise NotDone
+        self.log.append(("charge", cents, idempotency_key))
+        if cents < 0:
+            raise TimeoutError
+        return f"receipt {cents}"
+
+    def _mail(self, to: str, password: str = "") -> None:
+        self.log.append(("mail", to))
+
+    def _wipe(self, disk: str) -> None:
+        self.log.append(("wipe", disk))
+
+    def refund(self, done: Done) -> str:
+        self.log.append(("refund", done.result, done.certain, done.idempotency_key))
+        if self.fails:
+            self.fails -= 1
+            raise TimeoutError("no answer")
+        if self.dies:
+            raise KeyboardInterrupt
+        return "refunded"
+
+    def say_sorry(self, done: Done) -> None:
+        self.log.append(("sorry", done.arguments["to"]))
+
+
+@pytest.fixture
+def world(database: Database) -> Iterator[World]:
+    with made_world(database) as made:
+        made.op.execute("""
+            CREATE SCHEMA app;
+            CREATE TABLE app.item (id int PRIMARY KEY, note text);
+            INSERT INTO app.item SELECT n, 'n' || n FROM generate_series(1, 9) n;
+            CREATE TABLE app.refunds (what text);
+            CREATE FUNCTION app.back(number int, why text) RETURNS text LANGUAGE sql
+                AS $$ INSERT INTO app.refunds VALUES (number || why) RETURNING what $$;
+        """)
+        made.grant()
+        made.guard("app.item")
+        made.task("t")
+        yield made
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return Bank()
+
+
+def steps_of(world: World) -> Steps:
+    return Steps.connect(world.database.dsn_for(world.agents[0].role, PASSWORD))
+
+
+def write(world: World, note: str, ids: str = "id = 1") -> int:
+    return world.act(world.agents[0], f"UPDATE app.item SET note = '{note}' WHERE {ids}")
+
+
+def undo(world: World, bank: Bank | None, **options: Any) -> SagaReport:
+    scope = options.pop("scope", Scope(task="t"))
+    return compensate.undo(world.op, scope, tools=bank.guard if bank else None, **options)
+
+
+def states(report: SagaReport) -> list[str]:
+    return [f"{a.step}: {a.state}" for a in report.answers]
+
+
+def outcomes(world: World) -> list[str]:
+    return [a.outcome for a in journal.list_actions(world.op)]
+
+
+def note(world: World, number: int = 1) -> Any:
+    return rows(world.op, "SELECT note FROM app.item WHERE id = %s", [number])[0][0]
+
+
+def test_rows_and_calls_are_answered_in_one_order(world: World, bank: Bank) -> None:
+    before = world.contents("app.item")
+    seen: list[Any] = []
+    refund = bank.guard.compensations["refund"]
+    bank.guard.compensations["refund"] = lambda done: (seen.append((done.result, note(world))), refund(done))[
+        1
+    ]
+    with steps_of(world) as steps, bank.guard.on(steps), bank.guard.because("a test"):
+        write(world, "a")
+        bank.charge(5)
+        write(world, "b")
+        bank.charge(7, idempotency_key="run-1:2")
+        write(world, "c")
+    report = undo(world, bank)
+    assert seen == [("receipt 7", "b"), ("receipt 5", "a")]
+    assert bank.log[2:] == [
+        ("refund", "receipt 7", True, "run-1:2:compensation"),
+        ("refund", "receipt 5", True, "t:2:compensation"),
+    ]
+    assert (report.is_complete, states(report)) == (True, ["charge: compensated", "charge: compensated"])
+    assert world.contents("app.item") == before
+    assert [(t.table, t.op, t.rows) for t in report.rows.tables] == [("app.item", "update", 3)]
+    assert outcomes(world) == ["undone", "compensated", "undone", "compensated", "undone"]
+    assert journal.verify(world.op).ok
+    again = undo(world, bank)
+    assert again.rows.already_undone
+    assert len(bank.log) == 4
+    # The redo is of rows alone, part by part, oldest first.
+    for part in reversed(report.parts):
+        compensate.undo(world.op, Scope(undo=part.undo))
+    assert note(world) == "c"
+    assert len(bank.log) == 4
+
+
+def test_a_conflict_stops_it_before_anything_is_called(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        write(world, "a")
+        bank.charge(5)
+    world.op.execute("UPDATE app.item SET note = 'the owner' WHERE id = 1")
+    report = undo(world, bank)
+    assert (report.rows.stopped, report.rows.conflict_count, len(bank.log)) == (True, 1, 1)
+    preview = undo(world, bank, preview=True)
+    assert (states(preview), len(bank.log)) == (["charge: would be called"], 1)
+    skipped = undo(world, bank, on_conflict="skip")
+    assert (states(skipped), note(world)) == (["charge: compensated"], "the owner")
+
+
+def test_a_compensation_that_fails_holds_up_what_is_older_and_is_tried_again(
+    world: World, bank: Bank
+) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        write(world, "a")
+        bank.charge(5)
+        write(world, "b")
+    bank.fails = 1
+    report = undo(world, bank)
+    assert (states(report), report.is_complete) == (["charge: failed"], False)
+    assert (report.answers[0].problem, note(world)) == ("TimeoutError: no answer", "a")
+    report = undo(world, bank)
+    assert (states(report), report.is_complete, note(world)) == (["charge: compensated"], True, "n1")
+    assert [call[-1] for call in bank.log[1:]] == ["t:2:compensation"] * 2
+
+
+def test_a_crash_in_between_is_taken_up_with_the_same_key(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        write(world, "a")
+        bank.charge(5)
+        bank.charge(6)
+    bank.guard.compensations["refund"] = lambda done: (
+        bank.log.append(done.idempotency_key),
+        (_ for _ in ()).throw(KeyboardInterrupt) if len(bank.log) == 4 else None,
+    )[0]
+    with pytest.raises(KeyboardInterrupt):
+        undo(world, bank)
+    assert outcomes(world) == ["committed", "compensating", "compensated"]
+    assert undo(world, bank).is_complete
+    assert bank.log[2:] == ["t:3:compensation", "t:2:compensation", "t:2:compensation"]
+    assert undo(world, bank).rows.already_undone
+    assert len(bank.log) == 5
+
+
+def test_without_its_registry_a_compensation_stays_pending(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        write(world, "a")
+        bank.charge(5)
+        write(world, "b", "id = 2")
+    report = undo(world, None)
+    assert (states(report), report.is_complete) == (["charge: pending"], False)
+    assert "--tools" in (report.answers[0].problem or "")
+    assert (note(world), note(world, 2)) == ("a", "n2")
+    assert undo(world, bank).is_complete
+    assert note(world) == "n1"
+
+
+def test_a_mail_is_made_up_for_and_never_taken_back(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        bank.mail("ada@shop.example", password="hunter2")
+    report = undo(world, bank)
+    assert [(a.state, a.kind) for a in report.answers] == [("mitigated", "mitigation")]
+    assert outcomes(world) == ["mitigated"]
+    assert bank.log[-1] == ("sorry", "ada@shop.example")
+    (action,) = journal.list_actions(world.op)
+    assert action.params == {"to": "ada@shop.example", "password": "***"}
+    assert undo(world, bank).rows.already_undone
+
+
+def test_calls_that_failed_or_never_ended(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        with pytest.raises(NotDone):
+            bank.charge(0)
+        with pytest.raises(TimeoutError):
+            bank.charge(-3)
+        steps.ended = lambda *_: None  # type: ignore[method-assign]  # as if the process had died
+        bank.charge(4)
+    assert outcomes(world) == ["failed", "failed", "unsettled"]
+    report = undo(world, bank)
+    assert bank.log[2:] == [
+        ("refund", None, False, "t:3:compensation"),
+        ("refund", None, False, "t:2:compensation"),
+    ]
+    assert [a.action for a in report.answers] == [3, 2]
+
+
+def test_reconciliation_does_not_guess_what_happened_outside(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        steps.ended = lambda *_: None  # type: ignore[method-assign]
+        bank.charge(4)
+        world.op.execute("SELECT pg_sleep(0.01)")
+    from datetime import timedelta
+
+    (settled,) = reconcile(world.op, after=timedelta())
+    assert settled.outcome == "unknown"
+    assert outcomes(world) == ["unknown"]
+    assert undo(world, bank).is_complete
+    assert bank.log[-1][:3] == ("refund", None, False)
+
+
+def test_a_key_is_called_once_for_the_same_call_only(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        assert bank.charge(5, idempotency_key="k") == bank.charge(5, idempotency_key="k") == "receipt 5"
+        with pytest.raises(Refused, match="used for another call"):
+            bank.charge(6, idempotency_key="k")
+    world.task("renewed")
+    with Steps.connect(world.database.dsn_for("sg_tk_renewed", PASSWORD)) as steps, bank.guard.on(steps):
+        assert bank.charge(5, idempotency_key="k") == "receipt 5"
+    assert len(bank.log) == 1
+    assert [a.action for a in undo(world, bank).answers] == [1]
+
+
+def test_an_irreversible_call_needs_an_approval_for_each(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        with pytest.raises(ApprovalRequired, match="approve the call") as caught:
+            bank.wipe("sda")
+        (ticket,) = waiting(world.op)
+        assert caught.value.detail == f"action {ticket.action}"
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            world.agents[0].conn.execute("SELECT sqlguard.approve_step(%s)", [ticket.action])
+        approve(world.op, ticket.action, "seen")
+        with pytest.raises(ApprovalRequired):
+            bank.wipe("sdb")
+        bank.wipe("sda")
+        with pytest.raises(ApprovalRequired):
+            bank.wipe("sda")
+        with pytest.raises(Refused, match="was used"):
+            approve(world.op, ticket.action)
+    assert bank.log == [("wipe", "sda")]
+    report = undo(world, bank)
+    assert [(a.state, a.problem) for a in report.answers] == [
+        ("pending", "nothing answers it: it can't be taken back")
+    ]
+
+
+def test_a_frozen_or_ended_task_calls_nothing(world: World, bank: Bank) -> None:
+    with steps_of(world) as steps, bank.guard.on(steps):
+        world.op.execute("INSERT INTO sqlguard.freeze (reason) VALUES ('audit')")
+        with pytest.raises(Frozen):
+            bank.charge(5)
+        world.op.execute("UPDATE sqlguard.freeze SET thawed_at = now()")
+        world.op.execute("UPDATE sqlguard.task SET state = 'ended'")
+        with pytest.raises(TaskEnded):
+            bank.charge(5)
+    assert bank.log == []
+
+
+def test_an_operators_connection_names_the_task(world: World, bank: Bank) -> None:
+    with Steps.connect(world.database.owner_dsn, task="t") as steps, bank.guard.on(steps):
+        bank.charge(5)
+    assert undo(world, bank, scope=Scope(action=1)).is_complete
+    assert agent_task(world.agents[0]) == "t"
+
+
+def agent_task(agent: Agent) -> str:
+    return agent.task
