@@ -4,14 +4,35 @@ The command line. One module per group of commands; this one joins them and turn
 """
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import psycopg
 import typer
 
-from sqlguard.cli import absent, database, demo, history, policies, retention, serve, statements, tasks
+from sqlguard.cli import (
+    absent,
+    database,
+    demo,
+    feed,
+    history,
+    policies,
+    retention,
+    serve,
+    statements,
+    steps,
+    tasks,
+)
 from sqlguard.cli.common import state
-from sqlguard.cli.output import err, print_error, print_exception
+from sqlguard.cli.output import err, out, print_error, print_exception
 from sqlguard.errors import SqlguardError
+
+
+def _say_version(value: bool) -> None:  # noqa: FBT001 (typer calls it so)
+    if value:
+        out.print(f"sqlguard {metadata.version('sqlguard-pg')}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="sqlguard",
@@ -21,8 +42,19 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for group in (demo, database, policies, tasks, statements, history, retention, serve, absent):
+for group in (demo, database, policies, tasks, statements, history, feed, steps, retention, serve, absent):
     group.register(app)
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_say_version),
+    ] = False,
+) -> None:
+    """Database-layer safety for AI agents that write SQL."""
 
 
 def main() -> None:

@@ -8,11 +8,13 @@ from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
+from sqlguard.cli.steps import load_tools
 from sqlguard.errors import UndoConflict
+from sqlguard.postgres import compensate
 from sqlguard.postgres import history as lives
 from sqlguard.postgres import journal as journals
 from sqlguard.postgres import reconcile as reconciling
-from sqlguard.postgres import undo as undoing
+from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import UndoReport
 
 group = typer.Typer(help="The journal: what agents did, written before they did it.", no_args_is_help=True)
@@ -24,6 +26,9 @@ def list_(
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
     table: Annotated[str | None, typer.Option(help="Only statements that wrote to this table.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only what changed the row with this key.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Not before.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Before.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -31,10 +36,13 @@ def list_(
     """
     List actions, oldest first.
 
-    Example: sqlguard journal list --task TASK --json
+    Example: sqlguard journal list --table orders --row 17 --since 2026-01-01
     """
+    wanted = journals.filters(
+        task=task, agent=agent, table=table, row=row, since=aware(since), until=aware(until)
+    )
     with operator(dsn) as conn:
-        actions = journals.list_actions(conn, task=task, agent=agent, table=table, limit=limit)
+        actions = journals.list_actions(conn, **wanted, limit=limit)
     if as_json:
         print_json({"actions": [a.as_dict() for a in actions]})
         return
@@ -105,6 +113,11 @@ def reconcile(*, dsn: Dsn = None, as_json: Json = False) -> None:
         )
 
 
+def aware(moment: datetime | None) -> datetime | None:
+    """A time without a zone is one of the person's own clock."""
+    return moment.astimezone() if moment else None
+
+
 def history(
     table: Annotated[str, typer.Argument(help="The table, `schema.name`.")],
     key: Annotated[list[str], typer.Argument(help="The row's primary key, one value per column.")],
@@ -141,6 +154,9 @@ def undo(
     on_conflict: Annotated[
         str, typer.Option(help="Rows that somebody changed since: `stop`, `skip` them, or `force`.")
     ] = "stop",
+    tools: Annotated[
+        str | None, typer.Option(help="`module:registry` of compensations for steps that are not SQL.")
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -159,22 +175,34 @@ def undo(
         def advanced(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        report = undoing.undo(
+        saga = compensate.undo(
             conn,
-            task=task,
-            action=action,
-            since=since.astimezone() if since else None,
-            undo_id=undo_id,
+            Scope(task=task, action=action, since=aware(since), undo=undo_id),
+            tools=load_tools(tools),
             preview=preview,
             on_conflict=on_conflict,
             progress=advanced,
         )
+    report = saga.rows
     if as_json:
-        print_json(report.as_dict())
+        print_json(saga.as_dict())
     else:
         _show(report, preview=preview)
-    if report.stopped:
+        _show_answers(saga)
+    if report.stopped or not (preview or saga.is_complete):
         raise typer.Exit(UndoConflict.exit_status)
+
+
+def _show_answers(saga: compensate.SagaReport) -> None:
+    """Say what became of the steps that are not SQL, and what still waits."""
+    if not saga.answers:
+        return
+    print_rows(
+        ("action", "step", "answer", "state", "why"),
+        [(a.action, a.step, a.answer, a.state, a.problem) for a in saga.answers],
+    )
+    if any(a.is_open for a in saga.answers):
+        err.print("the undo is not complete: what is older than the waiting step is as it was")
 
 
 def _show(report: UndoReport, *, preview: bool) -> None:

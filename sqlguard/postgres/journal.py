@@ -58,18 +58,24 @@ _ACTIONS = sql.SQL("""
         FROM sqlguard.change_set c WHERE c.action_id = a.id
     ) c
 """)
-_LIST = _ACTIONS + sql.SQL("""
+#: What `list_actions` and an export choose by.
+FILTER = sql.SQL("""
     WHERE (%(task)s::text IS NULL OR a.task_id = %(task)s)
       AND (%(agent)s::text IS NULL OR a.agent = %(agent)s)
       AND (%(since)s::timestamptz IS NULL OR a.at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR a.at < %(until)s)
+      AND (%(row)s::text[] IS NULL
+           OR EXISTS (SELECT FROM sqlguard.change_set s JOIN sqlguard.row_change r ON r.change_set_id = s.id
+                      WHERE s.action_id = a.id AND %(row)s::text[] IN (r.key, r.new_key)
+                        AND %(table)s IN (s.table_name, s.schema_name || '.' || s.table_name)))
       AND (%(table)s::text IS NULL
            OR EXISTS (SELECT FROM unnest(a.tables) AS n (name)
                       WHERE n.name = %(table)s OR right(n.name, length(%(table)s) + 1) = '.' || %(table)s)
            OR EXISTS (SELECT FROM sqlguard.change_set s
                       WHERE s.action_id = a.id
                         AND %(table)s IN (s.table_name, s.schema_name || '.' || s.table_name)))
-    ORDER BY a.id DESC LIMIT %(limit)s
 """)
+_LIST = _ACTIONS + FILTER + sql.SQL(" ORDER BY a.id DESC LIMIT %(limit)s")
 _CHANGES = """
     SELECT c.id, c.schema_name || '.' || c.table_name AS "table", c.op, c.rows, c.at, c.txid::text AS txid,
            EXISTS (SELECT FROM sqlguard.undone u WHERE u.change_set_id = c.id) AS undone
@@ -101,7 +107,8 @@ class ActionRow:
     tables: list[str]
     statement: str | None
     executed: str | None
-    params: list[str | None] | None
+    #: A list for statements, a document for calls of tools.
+    params: Any
     compensation: str | None
     via: str | None
     backend_pid: int | None
@@ -187,14 +194,37 @@ def list_actions(  # noqa: PLR0913 (one argument per filter)
     task: str | None = None,
     agent: str | None = None,
     table: str | None = None,
+    row: Sequence[str] | None = None,
     since: datetime | None = None,
+    until: datetime | None = None,
     limit: int = 100,
 ) -> list[ActionRow]:
-    """Return the newest *limit* actions that fit, oldest first; *table* with or without its schema."""
-    wanted = {"task": task, "agent": agent, "table": table, "since": since, "limit": limit}
+    """
+    Return the newest *limit* actions that fit, oldest first; *table* with or without its schema.
+
+    *row* is a key of *table*, one text per column: the actions that changed that row.
+    """
+    wanted = filters(task=task, agent=agent, table=table, row=row, since=since, until=until)
+    wanted["limit"] = limit
     with conn.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(_LIST, wanted).fetchall()
     return [ActionRow(**row) for row in reversed(rows)]
+
+
+def filters(  # noqa: PLR0913 (one argument per filter)
+    *,
+    task: str | None = None,
+    agent: str | None = None,
+    table: str | None = None,
+    row: Sequence[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> dict[str, Any]:
+    """Return the values of FILTER; raises Refused for a row of no table."""
+    if row and table is None:
+        raise errors.Refused("a row is one of a table", hint="name the table as well")
+    key = list(row) if row else None
+    return {"task": task, "agent": agent, "table": table, "row": key, "since": since, "until": until}
 
 
 def show_action(conn: psycopg.Connection[Any], action: int) -> ActionDetail:

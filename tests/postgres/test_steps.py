@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -45,7 +46,7 @@ class Bank:
         return f"receipt {cents}"
 
     def _mail(self, to: str, password: str = "") -> None:
-        self.log.append(("mail", to))
+        self.log.append(("mail", to, len(password)))
 
     def _wipe(self, disk: str) -> None:
         self.log.append(("wipe", disk))
@@ -238,8 +239,6 @@ def test_reconciliation_does_not_guess_what_happened_outside(world: World, bank:
         steps.ended = lambda *_: None  # type: ignore[method-assign]
         bank.charge(4)
         world.op.execute("SELECT pg_sleep(0.01)")
-    from datetime import timedelta
-
     (settled,) = reconcile(world.op, after=timedelta())
     assert settled.outcome == "unknown"
     assert outcomes(world) == ["unknown"]

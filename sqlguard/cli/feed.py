@@ -1,0 +1,157 @@
+"""`journal export` and `journal follow`: the journal for other systems."""
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from psycopg import sql
+
+from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.history import aware, group
+from sqlguard.cli.output import err, plain, print_json, print_rows
+from sqlguard.errors import NotConfigured
+from sqlguard.postgres import feed as feeding
+from sqlguard.postgres.journal import filters
+
+#: Seconds between attempts to post: twice as long each time, up to the last.
+_FIRST, _LONGEST = 0.5, 60.0
+#: Seconds that a receiver may take.
+_PATIENCE = 10.0
+#: Seconds after which the journal is looked at without a notification.
+_LOOK = 5.0
+
+
+def export(
+    *,
+    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
+    table: Annotated[str | None, typer.Option(help="Only statements that wrote to this table.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only what changed the row with this key.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Not before.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Before.")] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="The changed rows as well, as they were before.")
+    ] = False,
+    dsn: Dsn = None,
+) -> None:
+    """
+    Print the journal as JSON lines, oldest first, with events, changes and hashes.
+
+    Example: sqlguard journal export --since 2026-01-01 > journal.jsonl
+    """
+    wanted = filters(task=task, agent=agent, table=table, row=row, since=aware(since), until=aware(until))
+    with operator(dsn) as conn:
+        for document in feeding.export(conn, wanted, rows=rows):
+            _line(document)
+
+
+def follow(
+    name: Annotated[
+        str, typer.Argument(help="The feed's name; its place is kept in the database.")
+    ] = "default",
+    *,
+    webhook: Annotated[str | None, typer.Option(help="Post each batch here instead of printing it.")] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="A new feed begins with all there is.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Deliver what is there, then end.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Forget the feed.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show the feeds and how far behind they are.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Follow the journal as CloudEvents: JSON lines, or posted to a webhook. At least once, in each task's order.
+
+    Example: sqlguard journal follow siem --webhook https://siem.example/events
+    """
+    if webhook is not None and not webhook.startswith(("http://", "https://")):
+        raise typer.BadParameter("--webhook is an http:// or https:// address")
+    with operator(dsn) as conn:
+        feed = feeding.Feed(conn, name)
+        if list_:
+            _list(conn, as_json=as_json)
+        elif drop:
+            if not feed.drop():
+                raise NotConfigured(f"there is no feed `{name}`", hint="see `sqlguard journal follow --list`")
+        else:
+            feed.create(from_start=from_start)
+            _run(conn, feed, _print if webhook is None else _poster(webhook), once=once)
+
+
+def _run(
+    conn: psycopg.Connection[Any],
+    feed: feeding.Feed,
+    to: Callable[[list[dict[str, Any]]], None],
+    *,
+    once: bool,
+) -> None:
+    conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(feeding.CHANNEL)))
+    while True:
+        while feed.deliver(to):
+            pass
+        if once:
+            return
+        # A notification says that there is something; one that got lost only delays it.
+        for _ in conn.notifies(timeout=_LOOK, stop_after=1):
+            pass
+
+
+def _print(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        _line(event)
+
+
+def _poster(url: str) -> Callable[[list[dict[str, Any]]], None]:
+    """Return what posts a batch and does not come back before the receiver has taken it."""
+
+    def post(events: list[dict[str, Any]]) -> None:
+        body = json.dumps(events, default=plain, ensure_ascii=False).encode()
+        request = urllib.request.Request(  # noqa: S310 (the scheme was looked at)
+            url, body, {"Content-Type": "application/cloudevents-batch+json; charset=UTF-8"}
+        )
+        wait = _FIRST
+        while (problem := _posted(request)) is not None:
+            err.print(f"not delivered to {url}: {problem}; again in {wait:g} s", markup=False)
+            time.sleep(wait)
+            wait = min(wait * 2, _LONGEST)
+
+    return post
+
+
+def _posted(request: urllib.request.Request) -> str | None:
+    """Post once; return what went wrong."""
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE):  # noqa: S310
+            return None
+    except (urllib.error.URLError, OSError) as fault:
+        return str(fault)
+
+
+def _line(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, default=plain, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _list(conn: psycopg.Connection[Any], *, as_json: bool) -> None:
+    found = feeding.feeds(conn)
+    if as_json:
+        print_json({"feeds": found})
+    else:
+        print_rows(
+            ("feed", "delivered", "behind"), [(f["name"], f["delivered_at"], f["behind"]) for f in found]
+        )
+
+
+def register(_: typer.Typer) -> None:
+    group.command("export")(export)
+    group.command("follow")(follow)
