@@ -23,12 +23,14 @@ from sqlguard.errors import (
 from sqlguard.journal import Intent
 from sqlguard.plan import Decision
 from sqlguard.policy import decide
+from sqlguard.policy.answers import answers_to, bound
 from sqlguard.policy.context import Context
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
+from sqlguard.steps import answers_text
 
 #: What a decision on these depends on besides text and search_path is the session's own history, also where
 #: another statement carries them (EXPLAIN EXECUTE).
@@ -117,8 +119,10 @@ class Gate:
             changed = rewrite(statement.text, None, self.context.catalog, session, read=statement.tree)
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
+        answers = answers_to(statement, self.context)
         if not changed.changed:
-            return Decision(statement, verdict, statement.text, tag=_prepared_tag(statement, session))
+            tag = _prepared_tag(statement, session)
+            return Decision(statement, verdict, statement.text, tag=tag, answers=answers)
         return Decision(
             statement,
             verdict,
@@ -127,6 +131,7 @@ class Gate:
             rewritten=True,
             execute_tag=changed.execute_tag,
             position=changed.position,
+            answers=answers,
         )
 
 
@@ -245,6 +250,7 @@ def intent(
         confidence=annotation.confidence,
         idempotency_key=annotation.idempotency_key,
         step=annotation.step,
+        compensation=answers_text(bound(decision.answers, params)) if decision.answers else None,
         via=via,
     )
 

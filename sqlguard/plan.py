@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.statement.model import Kind, Statement
+from sqlguard.steps import Answer
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Decision:
     execute_tag: str | None = None
     #: Maps a 1-based error position in `text` back to the client's text; None: they are the same.
     position: Callable[[int], int | None] | None = None
+    #: What answers the functions it calls when it is undone (`policy.answers`), parameters still open.
+    answers: tuple[Answer, ...] = ()
 
     @property
     def is_write(self) -> bool:
