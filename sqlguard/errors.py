@@ -11,6 +11,7 @@ Every error that sqlguard raises on purpose.
     ├── CapExceeded            SG006  more rows, or more work, than the task may touch
     ├── UndoConflict           SG008  somebody changed the row after the agent did
     ├── NotConfigured          58000  something has to be set up or repaired by the operator first
+    │   ├── BadAddress         58000  a connection string can't be read
     │   ├── DatabaseUnavailable 08001 PostgreSQL can't be reached or refused the login
     │   ├── PolicyError        58000  a policy file is missing, unreadable or names what is not there
     │   └── GuardError         58000  a table can't be guarded the way it was asked
@@ -103,6 +104,10 @@ class UndoConflict(SqlguardError):
 
 class NotConfigured(SqlguardError):
     sqlstate = "58000"
+
+
+class BadAddress(NotConfigured):
+    exit_status = 2
 
 
 class DatabaseUnavailable(NotConfigured):

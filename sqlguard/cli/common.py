@@ -7,8 +7,9 @@ import psycopg
 import typer
 
 from sqlguard import settings
-from sqlguard.errors import NotConfigured
+from sqlguard.errors import BadAddress
 from sqlguard.postgres.connect import connect
+from sqlguard.postgres.control import not_migrated
 
 
 @dataclass
@@ -39,10 +40,10 @@ Json = Annotated[
 
 
 def operator_dsn(dsn: str | None) -> str:
-    """Return the operator's DSN from flag, environment or file. Raises NotConfigured when there is none."""
+    """Return the operator's DSN from flag, environment or file. Raises BadAddress when there is none."""
     found = settings.load(dsn=dsn).dsn
     if not found:
-        raise NotConfigured(
+        raise BadAddress(
             "no database was named",
             hint="give --dsn, set SQLGUARD_DSN, or write `dsn = …` in sqlguard.toml",
         )
@@ -50,5 +51,13 @@ def operator_dsn(dsn: str | None) -> str:
 
 
 def operator(dsn: str | None) -> psycopg.Connection[Any]:
-    """Connect as the operator, in autocommit."""
-    return connect(operator_dsn(dsn))
+    """Connect as the operator, in autocommit. Raises NotConfigured where `sqlguard migrate` never ran."""
+    conn = connect(operator_dsn(dsn))
+    # By catalog rows: whoever may not use the schema shall hear of that, and not that it is missing.
+    found = conn.execute(
+        "SELECT FROM pg_catalog.pg_class WHERE relname = 'task' AND relnamespace = to_regnamespace('sqlguard')"
+    ).fetchone()
+    if found is None:
+        conn.close()
+        raise not_migrated()
+    return conn

@@ -1,4 +1,4 @@
-"""`migrate`, `guard`, `unguard`, `freeze`, `thaw`: what the operator does to the database."""
+"""`migrate`, `guard`, `unguard`, `tables`, `freeze`, `thaw`: what the operator does to the database."""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from sqlguard.cli.output import err, out, print_json, print_rows
 from sqlguard.errors import GuardError
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
+from sqlguard.postgres import overview
 from sqlguard.postgres.guard_table import GuardReport, guard_tables, unguard_tables, user_tables
 from sqlguard.postgres.policy_apply import refresh_policies
 
@@ -127,12 +128,14 @@ def _show(reports: list[GuardReport], refused: list[tuple[str, GuardError]], *, 
         err.print(f"[bold red]not guarded[/] {name}: {fault.message}")
         err.print(f"  hint: {fault.hint}")
     print_rows(
-        ("table", "mode", "done", "notes"),
-        [
-            (r.table, r.mode, "changed" if r.changed else "nothing to do", "; ".join(map(str, r.notes)))
-            for r in reports
-        ],
+        ("table", "mode", "done"),
+        [(r.table, r.mode, "changed" if r.changed else f"nothing to do: is {r.mode}") for r in reports],
     )
+    for report in reports:
+        for note in report.notes:
+            out.print(f"{report.table}: {note}", markup=False)
+            if note.hint:
+                out.print(f"  {note.hint}", markup=False)
 
 
 def freeze(
@@ -155,11 +158,11 @@ def freeze(
         length = duration(for_)
         until = datetime.now(UTC) + length  # type: ignore[operator]  # duration() gives a timedelta or raises
     with operator(dsn) as conn:
-        number = freezing.freeze(conn, tables=tables or None, until=until, reason=reason)
+        made = freezing.freeze(conn, tables=tables or None, until=until, reason=reason)
     if as_json:
-        print_json({"freeze": number, "tables": tables, "until": until, "reason": reason})
+        print_json({"freeze": made, "tables": made.tables, "until": made.until_at, "reason": made.reason})
     else:
-        out.print(f"frozen: {', '.join(tables) if tables else 'all tables'}; `sqlguard thaw` ends it")
+        out.print(f"frozen: {_extent(made)}; `sqlguard thaw` ends it", markup=False)
 
 
 def thaw(*, dsn: Dsn = None, as_json: Json = False) -> None:
@@ -173,9 +176,56 @@ def thaw(*, dsn: Dsn = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"thawed": ended})
     else:
-        out.print(f"thawed: {ended} freeze(s) ended" if ended else "nothing was frozen")
+        for one in ended:
+            out.print(
+                f"thawed: {_extent(one)} (frozen {one.frozen_at:%Y-%m-%d %H:%M:%S %Z}: {one.reason})",
+                markup=False,
+            )
+        if not ended:
+            out.print("nothing was frozen")
+
+
+def _extent(freeze: freezing.Freeze) -> str:
+    what = ", ".join(freeze.tables) if freeze.tables else "all tables"
+    return what if freeze.until_at is None else f"{what} until {freeze.until_at:%Y-%m-%d %H:%M:%S %Z}"
+
+
+def tables_(
+    *,
+    all_tables: Annotated[bool, typer.Option("--all", help="Those that are not guarded too.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List the guarded tables: mode, key, and the policies that name them.
+
+    Example: sqlguard tables --all --json
+    """
+    with operator(dsn) as conn:
+        found = overview.table_states(conn)
+    shown = [t for t in found if all_tables or t.mode is not None]
+    if as_json:
+        print_json({"tables": [t.as_dict() for t in shown]})
+        return
+    print_rows(
+        ("table", "mode", "key", "policies", "guarded"),
+        [
+            (
+                t.table,
+                t.mode or "not guarded",
+                ", ".join(t.key_columns) if t.key_columns else "none" if t.mode else "",
+                ", ".join(t.policies),
+                t.guarded_at,
+            )
+            for t in shown
+        ],
+    )
+    left = len(found) - len(shown)
+    if left:
+        err.print(f"{left} table(s) are not guarded; `sqlguard tables --all` lists them")
 
 
 def register(app: typer.Typer) -> None:
     for command in (migrate, guard, unguard, freeze, thaw):
         app.command()(command)
+    app.command("tables")(tables_)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from sqlguard.errors import SqlguardError
@@ -17,6 +18,12 @@ from sqlguard.errors import SqlguardError
 #: Lines are not broken at a width of our own: scripts and copied commands need them whole.
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+#: Characters: wider than any terminal, to measure a table as it would like to be.
+_WIDEST = 10_000
+#: SQLSTATEs that only say that something of sqlguard's own is wrong: nothing that people look up.
+_UNSAID = frozenset({"58000"})
+#: What PostgreSQL says when a relation, function, column or schema is not there.
+_NOT_THERE = frozenset({"42P01", "42883", "42703", "3F000"})
 
 
 def plain(value: object) -> object:  # noqa: PLR0911 (one line per type)
@@ -43,23 +50,52 @@ def print_json(value: object) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print rows as a table that fits the terminal; a pipe gets plain columns."""
+    """
+    Print rows: a pipe gets tab-separated lines, whole; a terminal a table, or where that would not fit into its
+    width, one row below the other as `name  value` lines.
+    """
+    if not out.is_terminal:
+        for line in (columns, *rows):
+            sys.stdout.write("\t".join(map(_cell, line)) + "\n")
+        return
+    found = list(rows)
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for row in rows:
+    for row in found:
         table.add_row(*("" if v is None else escape(_short(v)) for v in row))
-    out.print(table)
+    if Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum <= out.width:
+        out.print(table)
+        return
+    for number, row in enumerate(found, 1):
+        out.print(f"[dim]{title or 'row'} {number} of {len(found)}[/dim]")
+        print_pairs({n: v for n, v in zip(columns, row, strict=True) if v not in (None, "", [])})
+
+
+def _text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "seconds")
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, default=plain, ensure_ascii=False)
+    return str(plain(value))
+
+
+def _cell(value: object) -> str:
+    """Return *value* as a cell of tab-separated lines; what would end the cell is written as COPY writes it."""
+    text = "" if value is None else _text(value)
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _short(value: object) -> str:
-    text = value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(plain(value))
+    text = _text(value)
     return text if len(text) <= 200 else text[:197] + "…"  # noqa: PLR2004 (a cell stays readable)
 
 
 def print_pairs(pairs: Mapping[str, object]) -> None:
-    """Print `name  value` lines."""
+    """Print `name  value` lines; whole, unless a terminal has to show them."""
     width = max((len(name) for name in pairs), default=0)
     for name, value in pairs.items():
-        out.print(f"[bold]{escape(name):<{width}}[/bold]  {escape(_short(value))}")
+        out.print(
+            f"[bold]{escape(name):<{width}}[/bold]  {escape(_short(value) if out.is_terminal else _text(value))}"
+        )
 
 
 def print_error(fault: SqlguardError, *, as_json: bool) -> None:
@@ -67,7 +103,8 @@ def print_error(fault: SqlguardError, *, as_json: bool) -> None:
     if as_json:
         print_json(fault.as_dict())
         return
-    err.print(f"[bold red]error[/bold red] {escape(fault.message)} [dim]({fault.sqlstate})[/dim]")
+    state = "" if fault.sqlstate in _UNSAID else f" [dim]({fault.sqlstate})[/dim]"
+    err.print(f"[bold red]error[/bold red] {escape(fault.message)}{state}")
     if fault.detail:
         err.print(escape(fault.detail))
     if fault.hint:
@@ -75,7 +112,7 @@ def print_error(fault: SqlguardError, *, as_json: bool) -> None:
 
 
 def print_exception(fault: Exception, *, as_json: bool) -> None:
-    """Print an error of PostgreSQL's own, untouched."""
+    """Print an error of PostgreSQL's own, untouched; where our own schema is too old, with what to do."""
     diagnostics: Any = getattr(fault, "diag", None)
     primary = getattr(diagnostics, "message_primary", None) or str(fault).strip()
     document = {
@@ -84,6 +121,10 @@ def print_exception(fault: Exception, *, as_json: bool) -> None:
         "detail": getattr(diagnostics, "message_detail", None),
         "hint": getattr(diagnostics, "message_hint", None),
     }
+    if document["sqlstate"] in _NOT_THERE and "sqlguard" in str(primary):
+        document["hint"] = (
+            "run `sqlguard migrate`: the schema `sqlguard` of this database is missing or older"
+        )
     if as_json:
         print_json(document)
         return

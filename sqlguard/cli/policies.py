@@ -1,4 +1,4 @@
-"""`policy check`, `policy apply`, `policy test`, `policy explain`, `policy schema`."""
+"""`policy check`, `policy apply`, `policy list`, `policy test`, `policy explain`, `policy schema`."""
 
 import tomllib
 from contextlib import suppress
@@ -12,12 +12,12 @@ from rich.markup import escape
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.judging import decided, load_policies, policy_paths, read_policy
-from sqlguard.cli.output import out, print_json
+from sqlguard.cli.output import out, print_json, print_rows
 from sqlguard.cli.statements import check as check_statement
 from sqlguard.errors import GuardError, PolicyError
 from sqlguard.policy import Policy
 from sqlguard.policy.verdict import Effect
-from sqlguard.postgres import policy_apply
+from sqlguard.postgres import overview, policy_apply
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.guard_table import guard_tables
 
@@ -134,6 +134,43 @@ def _show(one: dict[str, Any], *, dry_run: bool) -> None:
         out.print(f"applied `{one['policy']}` version {one['version']} ({len(one['statements'])} statements)")
     for warning in one["warnings"]:
         out.print(f"[yellow]warning[/yellow] {escape(warning)}")
+
+
+@group.command("list")
+def list_(
+    *,
+    all_versions: Annotated[
+        bool, typer.Option("--all", help="Versions that no task has any more, too.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List the applied policies: newest version, tables, open tasks. `sqlguard tables` says which tables.
+
+    Example: sqlguard policy list --json
+    """
+    with operator(dsn) as conn:
+        found = overview.policy_states(conn)
+    shown = [p for p in found if all_versions or p.latest or p.open_tasks]
+    if as_json:
+        print_json({"policies": [p.as_dict() for p in shown]})
+        return
+    print_rows(
+        ("policy", "version", "tables", "open tasks", "applied", "by", "description"),
+        [
+            (
+                p.name,
+                f"{p.version}" if p.latest else f"{p.version} (old)",
+                p.tables,
+                p.open_tasks,
+                p.applied_at,
+                p.applied_by,
+                p.description,
+            )
+            for p in shown
+        ],
+    )
 
 
 @group.command("test")

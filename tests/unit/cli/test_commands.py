@@ -87,10 +87,10 @@ def test_policy_cases_pass_or_fail(
     [
         (["policy", "check", "nope"], 2, "policies/nope.toml"),
         (["policy", "check"], 0, "ok: support"),
-        (["journal", "list"], 1, "SQLGUARD_DSN"),
+        (["journal", "list"], 2, "SQLGUARD_DSN"),
         (["task", "open"], 2, "--agent"),
         (["task", "open", "--agent", "a", "--policy", "p", "--ttl", "soon"], 2, "duration"),
-        (["guard"], 1, "SQLGUARD_DSN"),
+        (["guard"], 2, "SQLGUARD_DSN"),
         (["undo", "--dsn", "postgresql://x"], 2, "--task"),
         (["serve", "--dsn", "postgresql://x@127.0.0.1:1/x", "--listen", "nonsense"], 1, "nonsense"),
         (["migrate", "--dsn", "postgresql://x@127.0.0.1:1/x?connect_timeout=2"], 1, "can't connect"),
@@ -113,7 +113,7 @@ def test_what_goes_wrong_says_what_to_do(
 
 
 def test_an_error_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "journal", "list", "--json") == 1
+    assert run(monkeypatch, "journal", "list", "--json") == 2
     document = json.loads(capsys.readouterr().out)
     assert document["sqlstate"] == "58000"
     assert document["hint"]

@@ -1,0 +1,198 @@
+"""What a person who runs the commands for the first time sees: messages, exit statuses, tables, and no password."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from servers import Database
+
+from sqlguard.cli import main, output
+
+#: Status, standard output and standard error of one command.
+Told = tuple[int, str, str]
+Command = Callable[..., Told]
+POLICY = """
+name = "support"
+description = "answers tickets"
+[defaults]
+max_ttl = "10min"
+[tables."public.orders"]
+select = true
+update = ["status"]
+delete = "soft"
+"""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SQLGUARD_DSN", "SQLGUARD_LISTEN", "SQLGUARD_PUBLIC_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "support.toml").write_text(POLICY, encoding="utf-8")
+
+    def run(*words: str) -> Told:
+        monkeypatch.setattr(sys, "argv", ["sqlguard", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def shop(database: Database, command: Command) -> Callable[..., Told]:
+    """A migrated database with a guarded table, an unguarded one, and the policy `support`."""
+    with database.connect(database.owner_dsn) as owner:
+        owner.execute(
+            "CREATE TABLE orders (id integer PRIMARY KEY, status text); CREATE TABLE loose (t text)"
+        )
+        owner.execute("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 30) n")
+
+    def run(*words: str) -> Told:
+        return command(*words, "--dsn", database.owner_dsn)
+
+    assert run("migrate")[0] == 0
+    assert run("guard", "orders")[0] == 0
+    assert run("policy", "apply", "./support.toml")[0] == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgres//owner:s3cr3t@localhost/shop",
+        "postgresql://owner:s3c@r3t@localhost/shop",
+        "postgresql://owner:s3c/r3t@localhost/shop",
+        "postgresql://owner:s3c%zr3t@localhost/shop",
+        'postgresql://owner:s3c"r3t@[localhost/shop',
+        "host=localhost password='s3cr3t dbname=shop",
+        "postgresql://owner:s3cr3t@localhost/shop?parm=s3cr3t",
+    ],
+)
+@pytest.mark.parametrize("words", [("migrate",), ("guard", "orders"), ("serve",), ("journal", "list")])
+def test_a_malformed_dsn_is_a_message_without_the_password(
+    command: Command, dsn: str, words: tuple[str, ...]
+) -> None:
+    status, said, complained = command(*words, "--dsn", dsn)
+    assert (status, said) == (2, "")
+    assert "s3c" not in complained
+    assert "r3t" not in complained
+    assert "Traceback" not in complained
+    assert "hint" in complained
+    assert "58000" not in complained
+
+
+def test_no_dsn_is_a_usage_error(command: Command) -> None:
+    status, _, complained = command("tables")
+    assert status == 2
+    assert "SQLGUARD_DSN" in complained
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("guard", "orders"),
+        ("unguard", "orders"),
+        ("tables",),
+        ("journal", "list"),
+        ("journal", "verify"),
+        ("undo", "--task", "x"),
+        ("history", "orders", "1"),
+        ("task", "open", "--agent", "a", "--policy", "p"),
+        ("task", "list"),
+        ("task", "end", "x"),
+        ("policy", "apply", "./support.toml"),
+        ("policy", "list"),
+        ("freeze", "--reason", "x"),
+        ("thaw",),
+        ("restore", "--action", "1"),
+        ("preview", "SELECT 1", "--task", "x"),
+        ("exec", "SELECT 1", "--task", "x"),
+        ("serve",),
+    ],
+)
+def test_a_forgotten_migrate_is_said(database: Database, command: Command, words: tuple[str, ...]) -> None:
+    status, _, complained = command(*words, "--dsn", database.owner_dsn)
+    assert status == 1
+    assert "run `sqlguard migrate`" in complained
+
+
+def test_migrate_twice(database: Database, command: Command) -> None:
+    assert "applied" in command("migrate", "--dsn", database.owner_dsn)[1]
+    assert "nothing to do" in command("migrate", "--dsn", database.owner_dsn)[1]
+
+
+def test_version(command: Command) -> None:
+    status, said, _ = command("--version")
+    assert status == 0
+    assert said.startswith("sqlguard ")
+
+
+def test_freeze_and_thaw_in_words(shop: Command) -> None:
+    assert (
+        "frozen: public.orders until "
+        in shop("freeze", "--reason", "release", "--tables", "orders", "--for", "2h")[1]
+    )
+    assert "frozen: all tables;" in shop("freeze", "--reason", "fire")[1]
+    thawed = shop("thaw")[1].splitlines()
+    assert [line.partition(" (")[0].partition(" until")[0] for line in thawed] == [
+        "thawed: public.orders",
+        "thawed: all tables",
+    ]
+    assert "fire" in thawed[1]
+    assert shop("thaw")[1] == "nothing was frozen\n"
+
+
+def test_what_is_guarded(shop: Command) -> None:
+    status, said, complained = shop("tables")
+    lines = [line.split("\t") for line in said.splitlines()]
+    assert status == 0
+    assert lines[0] == ["table", "mode", "key", "policies", "guarded"]
+    assert lines[1][:4] == ["public.orders", "soft", "id", "support v1"]
+    assert "1 table(s) are not guarded" in complained
+    found = json.loads(shop("tables", "--all", "--json")[1])["tables"]
+    assert [(t["table"], t["mode"]) for t in found] == [("public.loose", None), ("public.orders", "soft")]
+    assert "nothing to do: is soft" in shop("guard", "orders", "--mode", "auto")[1]
+
+
+def test_policies_with_their_versions(shop: Command, tmp_path: Path) -> None:
+    task = json.loads(shop("task", "open", "--agent", "a", "--policy", "support", "--json")[1])["task"]
+    (tmp_path / "support.toml").write_text(POLICY.replace("10min", "20min"), encoding="utf-8")
+    shop("policy", "apply", "./support.toml")
+    found = json.loads(shop("policy", "list", "--json")[1])["policies"]
+    assert [(p["version"], p["latest"], p["open_tasks"], p["tables"]) for p in found] == [
+        (1, False, 1, 1),
+        (2, True, 0, 1),
+    ]
+    shop("task", "end", task)
+    assert [line.split("\t")[1] for line in shop("policy", "list")[1].splitlines()[1:]] == ["2"]
+    assert len(shop("policy", "list", "--all")[1].splitlines()) == 3
+
+
+def test_a_terminal_gets_a_table_or_where_that_is_too_wide_one_value_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        output, "out", Console(force_terminal=True, width=60, color_system=None, soft_wrap=True)
+    )
+    output.print_rows(("a", "b"), [(1, "x"), (2, None)])
+    assert capsys.readouterr().out.split() == ["a", "b", "1", "x", "2"]
+    output.print_rows(("number", "statement"), [(1, "SELECT " + "x" * 80)])
+    assert capsys.readouterr().out.splitlines() == [
+        "row 1 of 1",
+        "number     1",
+        "statement  SELECT " + "x" * 80,
+    ]
+
+
+def test_a_pipe_gets_whole_values_in_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_rows(("a", "b"), [("one\ttwo\nthree", "y" * 500), (None, {"k": [1]})])
+    assert capsys.readouterr().out.splitlines() == [
+        "a\tb",
+        "one\\ttwo\\nthree\t" + "y" * 500,
+        '\t{"k": [1]}',
+    ]
