@@ -16,27 +16,40 @@ CASES = (
     ("point look-up", 400, "SELECT note, price FROM t WHERE id = %s", "{} AND t.deleted_at IS NULL"),
     (
         "unique look-up",
-        4,
+        400,
         "SELECT note, price FROM t WHERE code = 'code ' || %s",
         "{} AND t.deleted_at IS NULL",
     ),
     ("range", 5, "SELECT id, price FROM t WHERE id BETWEEN %s AND 20000", "{} AND t.deleted_at IS NULL"),
     (
         "join",
-        3,
+        20,
         "SELECT sum(t.price) FROM t JOIN u ON u.id = t.customer WHERE u.region = %s",
         "{} AND t.deleted_at IS NULL AND u.deleted_at IS NULL",
     ),
     (
+        # By the unique index that guarding made one of live rows.
+        "join by unique",
+        40,
+        "SELECT sum(t.price) FROM u JOIN t ON t.code = u.code WHERE u.region = %s",
+        "{} AND t.deleted_at IS NULL AND u.deleted_at IS NULL",
+    ),
+    (
+        "in order of unique",
+        100,
+        "SELECT code FROM t WHERE code > 'code ' || %s ORDER BY code LIMIT 500",
+        "SELECT code FROM t WHERE code > 'code ' || %s AND t.deleted_at IS NULL ORDER BY code LIMIT 500",
+    ),
+    (
         "aggregate",
-        2,
+        3,
         "SELECT status, count(*), sum(price) FROM t WHERE price > %s GROUP BY status",
         "SELECT status, count(*), sum(price) FROM t WHERE price > %s AND t.deleted_at IS NULL GROUP BY status",
     ),
 )
 OTHER = """
-CREATE TABLE {schema}.u (id integer PRIMARY KEY, region integer NOT NULL);
-INSERT INTO {schema}.u SELECT n, n % 50 FROM generate_series(0, 4999) n;
+CREATE TABLE {schema}.u (id integer PRIMARY KEY, region integer NOT NULL, code text NOT NULL);
+INSERT INTO {schema}.u SELECT n, n % 50, 'code ' || n FROM generate_series(0, 4999) n;
 """
 
 

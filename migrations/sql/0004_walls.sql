@@ -28,6 +28,87 @@ CREATE INDEX shape_id ON sqlguard.shape (id);
 -- trigger so: settings and advisory locks can be made by the session itself.
 CREATE UNLOGGED TABLE sqlguard.cascade_run (txid xid8 PRIMARY KEY);
 
+-- Budgets ---------------------------------------------------------------------------------------------------
+
+-- Rows that a task, and that all tasks together within an hour, may change; the same for every table of a policy
+-- version, and here because the quick judgement reads this row anyway.
+ALTER TABLE sqlguard.policy_table
+    ADD COLUMN task_rows bigint CHECK (task_rows >= 0),
+    ADD COLUMN hour_rows bigint CHECK (hour_rows >= 0);
+
+-- What tasks have changed, added up by `sqlguard.add_up_spent` so that no write has to count all change sets:
+-- those of transactions before `spent_below` are in here, and all others are not.
+CREATE TABLE sqlguard.spent (
+    task_id text NOT NULL,
+    minute timestamptz NOT NULL,
+    rows bigint NOT NULL,
+    PRIMARY KEY (task_id, minute)
+);
+CREATE INDEX spent_minute ON sqlguard.spent (minute);
+CREATE TABLE sqlguard.spent_below (
+    txid xid8 NOT NULL,
+    single boolean PRIMARY KEY DEFAULT true CHECK (single)
+);
+INSERT INTO sqlguard.spent_below (txid) VALUES ('0');
+
+-- By minute, for one task (all its time) or, without one, for all tasks of the last hour.
+CREATE FUNCTION sqlguard.spent_minutes(task text) RETURNS TABLE (minute timestamptz, rows numeric)
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT u.minute, sum(u.rows)
+        FROM (SELECT s.minute, s.rows FROM sqlguard.spent s
+              WHERE task IS NOT NULL AND s.task_id = task
+              UNION ALL
+              SELECT s.minute, s.rows FROM sqlguard.spent s
+              WHERE task IS NULL AND s.minute >= date_trunc('minute', clock_timestamp() - interval '1 hour')
+              UNION ALL
+              SELECT date_trunc('minute', c.at), c.rows FROM sqlguard.change_set c
+              WHERE c.txid >= (SELECT b.txid FROM sqlguard.spent_below b) AND c.task_id IS NOT NULL
+                  AND (c.task_id = task OR task IS NULL AND c.at >= clock_timestamp() - interval '1 hour')) u
+        GROUP BY u.minute
+    $$;
+
+-- How many rows may still be changed. Transactions that others have open are not counted before they commit.
+CREATE FUNCTION sqlguard.budget_left(task text, task_rows bigint, hour_rows bigint) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+        BEGIN
+            RETURN least(
+                CASE WHEN task_rows IS NOT NULL THEN
+                    task_rows - (SELECT coalesce(sum(m.rows), 0) FROM sqlguard.spent_minutes(task) m) END,
+                CASE WHEN hour_rows IS NOT NULL THEN
+                    hour_rows - (SELECT coalesce(sum(m.rows), 0) FROM sqlguard.spent_minutes(NULL) m) END);
+        END
+    $$;
+
+-- Called behind the change set that may be too much, which is counted with all others. Says when there is room
+-- again, and of what others do only that they do it.
+CREATE FUNCTION sqlguard.refuse_over_budget(task text, task_rows bigint, hour_rows bigint, changed bigint)
+    RETURNS void LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            room_at timestamptz;
+        BEGIN
+            IF sqlguard.budget_left(task, task_rows, NULL) < 0 THEN
+                RAISE EXCEPTION 'the task may change % rows in all, and this statement goes beyond them', task_rows
+                    USING ERRCODE = 'SG006', HINT = 'the budget does not come back: end here, or ask for a new task';
+            END IF;
+            IF sqlguard.budget_left(NULL, NULL, hour_rows) >= 0 THEN
+                RETURN;
+            END IF;
+            -- When so many of the oldest minutes have gone that the rest and this statement fit.
+            SELECT min(o.minute) + interval '61 minutes' INTO room_at
+            FROM (SELECT m.minute, sum(m.rows) OVER (ORDER BY m.minute) AS gone, sum(m.rows) OVER () AS total
+                  FROM sqlguard.spent_minutes(NULL) m) o
+            WHERE o.total - o.gone <= hour_rows - changed;
+            RAISE EXCEPTION 'agents may change % rows an hour together, and this statement goes beyond them', hour_rows
+                USING ERRCODE = 'SG006', HINT = CASE WHEN changed > hour_rows
+                    THEN 'narrow the WHERE to fewer rows'
+                    ELSE 'send it again after ' || to_char(room_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC, or ask the operator'
+                    END;
+        END
+    $$;
+
 -- The quick half of the judgement, one look-up that the capture functions' plans take in (it is inlined, so it
 -- must stay a plain STABLE query): how many rows may be changed without any further question. Null or no row:
 -- ask `note_change`, which knows every reason.
@@ -45,7 +126,9 @@ CREATE FUNCTION sqlguard.judge(root oid, operation text, tx xid8, wanted text)
                         AND NOT EXISTS (SELECT FROM sqlguard.freeze f WHERE f.thawed_at IS NULL)
                         AND (operation <> 'soft_delete' OR p.delete_mode = 'soft')
                     THEN least(coalesce(p.max_rows, 9223372036854775807),
-                               CASE WHEN operation <> 'insert' AND p.max_share < 1 THEN 9 END)
+                               CASE WHEN operation <> 'insert' AND p.max_share < 1 THEN 9 END,
+                               CASE WHEN p.task_rows IS NOT NULL OR p.hour_rows IS NOT NULL
+                                   THEN sqlguard.budget_left(t.id, p.task_rows, p.hour_rows) END)
                         - (SELECT coalesce(sum(c.rows), 0)::bigint FROM sqlguard.change_set c
                            WHERE c.txid = tx AND c.statement_at = statement_timestamp())
                END
@@ -70,7 +153,7 @@ CREATE FUNCTION sqlguard.note_change(
         BEGIN
             SELECT t.id, t.policy, t.policy_version, t.state, l.state AS lease_state,
                    least(t.expires_at, l.expires_at) AS expires_at,
-                   p.relid IS NOT NULL AS listed, p.max_rows, p.max_share, p.delete_mode,
+                   p.relid IS NOT NULL AS listed, p.max_rows, p.max_share, p.delete_mode, p.task_rows, p.hour_rows,
                    (SELECT a.id FROM sqlguard.action a
                     WHERE wanted ~ '^[0-9]{1,18}$' AND a.task_id = t.id
                         AND a.id = CASE WHEN wanted ~ '^[0-9]{1,18}$' THEN wanted::bigint END) AS action_id,
@@ -109,15 +192,19 @@ CREATE FUNCTION sqlguard.note_change(
                 VALUES (change, it.action_id, it.id, tx, relation, relation_schema, relation_name, operation,
                         changed, keys, shape, pg_trigger_depth() - 1);
             IF NOT it.listed THEN
-                SELECT coalesce((d ->> 'max_rows')::bigint, 100), coalesce((d ->> 'max_share')::float8, 0.5)
-                    INTO it.max_rows, it.max_share
-                    FROM (SELECT p.document -> 'defaults' AS d FROM sqlguard.policy p
+                SELECT coalesce((d ->> 'max_rows')::bigint, 100), coalesce((d ->> 'max_share')::float8, 0.5),
+                       (b ->> 'rows_per_task')::bigint, (b ->> 'rows_per_hour')::bigint
+                    INTO it.max_rows, it.max_share, it.task_rows, it.hour_rows
+                    FROM (SELECT p.document -> 'defaults' AS d, p.document -> 'budgets' AS b FROM sqlguard.policy p
                           WHERE p.name = it.policy AND p.version = it.policy_version) q;
             END IF;
             IF it.total + changed > it.max_rows THEN
                 PERFORM sqlguard.refuse_excess(it.action_id, tx, format(
                     'the statement changes %s rows with `%s.%s`, more than the %s that the task may change at once',
                     it.total + changed, relation_schema, relation_name, it.max_rows));
+            END IF;
+            IF it.task_rows IS NOT NULL OR it.hour_rows IS NOT NULL THEN
+                PERFORM sqlguard.refuse_over_budget(it.id, it.task_rows, it.hour_rows, changed);
             END IF;
             -- Below ten rows a share says nothing; rows that are added can't be a share of what was there.
             IF it.here + changed >= 10 AND operation <> 'insert' AND it.max_share < 1 THEN
@@ -241,6 +328,24 @@ CREATE FUNCTION sqlguard.stamp() RETURNS trigger
             NEW.deleted_at := statement_timestamp();
             NEW.deleted_by_agent := sqlguard.agent();
             RETURN NEW;
+        END
+    $$;
+
+-- Whether the statement of the client could be one that marks rows: it names the column, or executes one that is not in
+-- its text. What the policies of a soft table let a statement see of the rows that it marked hangs on it.
+--
+-- INVARIANT: IMMUTABLE is a lie that makes the planner put the answer in the place of the call. What is left for a
+-- statement that reads is `deleted_at IS NULL`, from which PostgreSQL infers partial indexes over live rows (seen on
+-- 15, 16 and 18); with the grace it can't use any. The text of a statement is the same whenever it is planned, so a kept plan is
+-- right. Where the answer is wrong the marking is refused (42501): nothing is shown that was hidden.
+CREATE FUNCTION sqlguard.may_mark() RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$
+        DECLARE
+            said text := pg_catalog.lower(pg_catalog.current_query());
+        BEGIN
+            RETURN (pg_catalog.strpos(said, 'deleted_at') OPERATOR(pg_catalog.>) 0
+                    OR pg_catalog.strpos(said, 'execute') OPERATOR(pg_catalog.>) 0) IS NOT FALSE;
         END
     $$;
 
@@ -467,6 +572,8 @@ CREATE FUNCTION sqlguard.check_children() RETURNS trigger
 
 -- Only the walls themselves call these; the triggers' functions can't be called by hand at all.
 REVOKE EXECUTE ON FUNCTION
+    sqlguard.spent_minutes(text), sqlguard.budget_left(text, bigint, bigint),
+    sqlguard.refuse_over_budget(text, bigint, bigint, bigint),
     sqlguard.judge(oid, text, xid8, text),
     sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
     sqlguard.keep_shape(bigint, oid), sqlguard.refuse_frozen(oid, text),

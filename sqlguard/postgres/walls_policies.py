@@ -2,7 +2,9 @@
 Row-level security of a soft table: deleted rows don't exist for agents, and everything stays as it was for others.
 
 The grace `= statement_timestamp()` lets the deleting UPDATE itself see its new rows (PostgreSQL applies SELECT
-policies to them), so that RETURNING and the row count are right; the next statement no longer sees them.
+policies to them), so that RETURNING and the row count are right; the next statement no longer sees them. Only a
+statement that could mark rows has it (`sqlguard.may_mark`, answered while planning): for all others PostgreSQL sees
+the plain `deleted_at IS NULL`, and uses the partial indexes that guarding makes.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from sqlguard.postgres.walls_triggers import name_of
 AGENTS = "sqlguard_agent"
 _LIVE = "(deleted_at IS NULL)"
 _LIVE_OR_NOW = "((deleted_at IS NULL) OR (deleted_at = statement_timestamp()))"
+_SEEN = "((deleted_at IS NULL) OR (sqlguard.may_mark() AND (deleted_at = statement_timestamp())))"
 _UNMARKED = "((deleted_at IS NULL) AND (deleted_by_agent IS NULL))"
 
 
@@ -41,7 +44,7 @@ class Wanted:
 
 
 LIVE_ROWS = (
-    Wanted("sqlguard_live_select", "r", permissive=False, role=AGENTS, using=_LIVE_OR_NOW, check=None),
+    Wanted("sqlguard_live_select", "r", permissive=False, role=AGENTS, using=_SEEN, check=None),
     Wanted("sqlguard_live_update", "w", permissive=False, role=AGENTS, using=_LIVE, check=_LIVE_OR_NOW),
     Wanted("sqlguard_live_delete", "d", permissive=False, role=AGENTS, using=_LIVE, check=None),
     Wanted("sqlguard_live_insert", "a", permissive=False, role=AGENTS, using=None, check=_UNMARKED),

@@ -118,6 +118,45 @@ def test_an_agent_is_named_by_the_database(walls: World, agent: Agent) -> None:
     assert rows(agent.conn, "SELECT count(*) FROM app.customer") == [(39,)]
 
 
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("SELECT id FROM app.customer WHERE email = 'e7'", "customer_email_key"),
+        ("SELECT id FROM app.customer WHERE email > 'e7' ORDER BY email", "customer_email_key"),
+        ("SELECT c.id FROM app.log l JOIN app.customer c ON c.email = l.what", "customer_email_key"),
+        ("SELECT id FROM app.customer WHERE note = 'n'", "live_note"),
+        ("UPDATE app.customer SET note = 'x' WHERE email = 'e7'", "customer_email_key"),
+        (f"UPDATE app.customer SET {MARK} WHERE email = 'e7'", "customer_email_key"),
+    ],
+)
+def test_indexes_of_live_rows_are_used(walls: World, agent: Agent, text: str, index: str) -> None:
+    if index == "live_note":
+        walls.op.execute("CREATE INDEX live_note ON app.customer (note) WHERE deleted_at IS NULL")
+    agent.conn.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
+    plan = "\n".join(row[0] for row in rows(agent.conn, f"EXPLAIN {text}"))
+    assert index in plan
+    # Its condition is inferred, not left to be tried as one of two.
+    assert "statement_timestamp" not in plan or text.startswith(f"UPDATE app.customer SET {MARK}")
+
+
+def test_a_statement_executed_by_name_may_mark_rows(walls: World, agent: Agent) -> None:
+    agent.conn.execute(f"PREPARE gone AS UPDATE app.customer SET {MARK} WHERE email = 'e7' RETURNING id")
+    agent.conn.execute("EXPLAIN EXECUTE gone")
+    assert rows(agent.conn, "EXECUTE gone") == [(7,)]
+    assert rows(agent.conn, "EXECUTE gone") == []
+    assert rows(agent.conn, "SELECT count(*) FROM app.customer WHERE email = 'e7'") == [(0,)]
+
+
+def test_a_plan_kept_from_before_is_right(walls: World, agent: Agent) -> None:
+    agent.conn.prepare_threshold = 0
+    text = f"UPDATE app.customer SET {MARK} WHERE id = 3 RETURNING id"
+    agent.conn.execute("BEGIN READ ONLY")
+    assert refused(agent, text) == "25006"
+    agent.conn.execute("ROLLBACK")
+    assert rows(agent.conn, text) == [(3,)]
+    assert rows(agent.conn, text) == []
+
+
 def test_a_policy_without_soft_delete_can_t(walls: World, agent: Agent) -> None:
     walls.op.execute("UPDATE sqlguard.policy_table SET delete_mode = 'refuse'")
     assert refused(agent, f"UPDATE app.customer SET {MARK} WHERE id = 1") == "42501"
