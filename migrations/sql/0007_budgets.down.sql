@@ -1,1 +1,1 @@
--- Budgets of tasks and of all agents together, and refusals of DDL by task sessions.
+DROP FUNCTION sqlguard.add_up_spent();

@@ -47,7 +47,20 @@ class _Model(BaseModel):
 
 
 class Reads(_Model):
-    max_result_rows: int = Field(100_000, gt=0)
+    max_result_rows: int = Field(100_000, gt=0, description="rows that one statement may be answered with")
+    max_result_bytes: int | None = Field(None, gt=0, description="bytes of one statement's result")
+
+
+class Budgets(_Model):
+    """What runs up over many statements; None means that there is no such budget."""
+
+    statements_per_minute: int | None = Field(
+        None, gt=0, description="statements of one task, kept by the doors"
+    )
+    rows_per_task: int | None = Field(None, ge=0, description="rows that one task may change in all its time")
+    rows_per_hour: int | None = Field(
+        None, ge=0, description="rows that all agents together may have changed in the last hour"
+    )
 
 
 class Limits(_Model):
@@ -108,6 +121,7 @@ class Policy(_Model):
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
     description: str = ""
     defaults: Defaults = Defaults()
+    budgets: Budgets = Budgets()
     tables: Mapping[str, TableRule] = Field(default_factory=dict)
     functions: Mapping[str, FunctionRule] = Field(default_factory=dict)
     gates: tuple[Gate, ...] = ()

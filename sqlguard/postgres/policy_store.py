@@ -21,9 +21,9 @@ FROM sqlguard.policy p ORDER BY p.name, p.version
 """
 _TABLE = """
 INSERT INTO sqlguard.policy_table (policy, version, relid, schema_name, table_name, can_select, can_insert,
-                                   can_update, delete_mode, max_rows, max_share, on_excess, classes, row_scope,
-                                   scope_params)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                                   can_update, delete_mode, max_rows, max_share, on_excess, classes, task_rows,
+                                   hour_rows, row_scope, scope_params)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 
 
@@ -92,7 +92,7 @@ def record_tables(conn: Connection, policy: Policy, version: int, tables: Sequen
     wanted = [_row(policy, version, entry) for entry in tables]
     there = conn.execute(
         "SELECT policy, version, relid::bigint, schema_name, table_name, can_select, can_insert, can_update,"
-        " delete_mode, max_rows, max_share, on_excess, classes, row_scope, scope_params"
+        " delete_mode, max_rows, max_share, on_excess, classes, task_rows, hour_rows, row_scope, scope_params"
         " FROM sqlguard.policy_table WHERE policy = %s AND version = %s",
         [policy.name, version],
     ).fetchall()
@@ -121,6 +121,8 @@ def _row(policy: Policy, version: int, entry: TableEntry) -> tuple[Any, ...]:
         policy.max_share(table.schema, table.name),
         policy.on_excess(table.schema, table.name),
         list(rule.class_),
+        policy.budgets.rows_per_task,
+        policy.budgets.rows_per_hour,
         entry.scope,
         dict(entry.params),
     )

@@ -110,6 +110,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         _end_changed(conn, done, _changed(conn))
         _end_due(conn, now, done)
         _drop_orphans(conn, done)
+        conn.execute("SELECT sqlguard.add_up_spent()")
     finally:
         if not conn.closed:
             conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)
