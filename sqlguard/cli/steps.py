@@ -10,7 +10,7 @@ import typer
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.output import out, print_json, print_rows
 from sqlguard.errors import NotConfigured
-from sqlguard.postgres import steps
+from sqlguard.postgres import compensate, steps
 from sqlguard.steps import Tools
 
 group = typer.Typer(help="Calls of an agent's tools that wait for a person.", no_args_is_help=True)
@@ -59,6 +59,23 @@ def approve(
             typer.confirm("It can't be taken back. Let it be called once?", abort=True)
         steps.approve(conn, action, note)
     out.print(f"approved: action {action}, for the next hour")
+
+
+@group.command("resolve")
+def resolve(
+    action: Annotated[int, typer.Argument(help="The step's action, as `undo` showed it.")],
+    *,
+    note: Annotated[str, typer.Option(help="What was done about it, for the journal.")],
+    dsn: Dsn = None,
+) -> None:
+    """
+    Note that a person has answered a step that no registry can answer, so that the undo of its task goes on.
+
+    Example: sqlguard step resolve 12 --note "refunded at the bank's counter"
+    """
+    with operator(dsn) as conn:
+        compensate.resolve(conn, action, note)
+    out.print(f"resolved: action {action}; run the undo again")
 
 
 def load_tools(name: str | None) -> Tools | None:

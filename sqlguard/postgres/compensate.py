@@ -13,77 +13,24 @@ compensation that was answered is never called again. A function of the database
 writes its event, so it needs no key.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import class_row
 
 from sqlguard.errors import Refused
+from sqlguard.postgres.compensate_plan import Step, answers_of, between, read_steps
 from sqlguard.postgres.journal import record_event
 from sqlguard.postgres.undo import ON_CONFLICT, Progress, Run
-from sqlguard.postgres.undo_plan import ChangeSet, Scope, read_sets
+from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import TableCount, UndoReport
-from sqlguard.steps import MITIGATION, Answer, Done, Tools, compensation_key, plain, read_answers
+from sqlguard.steps import MITIGATION, Answer, Done, Tools, compensation_key, plain
 
 #: What became of an answer: waits for what can't be called here; only the first two are ends.
 DONE, MITIGATED, PENDING, FAILED, WOULD = "compensated", "mitigated", "pending", "failed", "would be called"
-
-_STEPS = sql.SQL("""
-    SELECT a.id, a.at, a.task_id AS task, a.statement, a.params, a.kind, a.tier, a.compensation,
-           coalesce(a.idempotency_key, a.task_id || ':' || a.id) AS key,
-           e.kind AS ended, coalesce(e.detail, '{{}}') AS detail,
-           coalesce((SELECT jsonb_object_agg(x.number, x.kind) FROM (
-               SELECT DISTINCT ON (1) coalesce((c.detail ->> 'number')::int, 0) AS number, c.kind
-               FROM sqlguard.event c WHERE c.action_id = a.id
-                   AND c.kind IN ('compensating', 'compensated', 'mitigated', 'uncompensated')
-               ORDER BY 1, c.id DESC) x), '{{}}') AS answered
-    FROM sqlguard.action a
-    LEFT JOIN LATERAL (
-        SELECT e.kind, e.detail FROM sqlguard.event e
-        WHERE e.action_id = a.id AND e.kind IN ('committed', 'failed', 'previewed', 'reconciled')
-        ORDER BY e.id DESC LIMIT 1
-    ) e ON true
-    WHERE a.verdict IN ('allow', 'rewrite') AND (a.kind = 'tool' OR a.compensation IS NOT NULL)
-        AND a.via IS DISTINCT FROM 'preview' AND a.via IS DISTINCT FROM 'dry run' AND {scope}
-    ORDER BY a.at DESC, a.id DESC
-""")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An action with answers; `answered` says by number how far each is."""
-
-    id: int
-    at: datetime
-    task: str
-    statement: str
-    params: Any
-    kind: str
-    tier: str | None
-    compensation: str | None
-    key: str
-    ended: str | None
-    detail: dict[str, Any]
-    answered: dict[str, str]
-
-    @property
-    def in_effect(self) -> bool:
-        """Whether there is, or may be, an effect to answer. What failed in the database was rolled back."""
-        if "repeats" in self.detail or self.ended == "previewed":
-            return False
-        if self.kind != "tool":
-            return self.ended == "committed" or (
-                self.ended == "reconciled" and self.detail.get("outcome") == "committed"
-            )
-        return not (self.ended == "failed" and self.detail.get("effect") == "none")
-
-    @property
-    def is_certain(self) -> bool:
-        return self.ended == "committed" or self.kind != "tool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +98,25 @@ def undo(  # noqa: PLR0913 (the arguments of an undo, and the registry)
     return saga.carry_out()
 
 
+def resolve(conn: psycopg.Connection[Any], action: int, note: str) -> None:
+    """
+    Note that a person has answered the step *action*, so that undos of its task go on; raises Refused.
+
+    For what no registry can do: a letter was written, the other side was called.
+    """
+    waits = [
+        (number, answer)
+        for step in read_steps(conn, Scope(action=action))
+        for number, answer in answers_of(step)
+        if step.answered.get(str(number)) not in (DONE, MITIGATED)
+    ]
+    if not waits:
+        raise Refused(f"there is nothing to resolve at action {action}", hint="see `sqlguard undo --preview`")
+    for number, answer in waits:
+        kind = "compensated" if answer is not None and answer.kind != MITIGATION else "mitigated"
+        record_event(conn, action, kind, {"number": number, "by_hand": True, "note": note})
+
+
 @dataclass
 class _Saga:
     conn: psycopg.Connection[Any]
@@ -164,12 +130,12 @@ class _Saga:
     calls: int = 0
 
     def carry_out(self) -> SagaReport:
-        steps = self._steps()
+        steps = read_steps(self.conn, self.scope)
         if not steps:
             return SagaReport(self._rows())
         before = self._rows(preview=True)
         if self.preview:
-            self.answers = [self._told(s, n, a) for s in steps for n, a in _of(s)]
+            self.answers = [self._told(s, n, a) for s in steps for n, a in answers_of(s)]
             return SagaReport(before, (), tuple(self.answers))
         if before.stopped:
             return SagaReport(before)
@@ -181,13 +147,6 @@ class _Saga:
         self._part(None, later)
         return self._report()
 
-    def _steps(self) -> list[Step]:
-        if self.scope.undo is not None:
-            return []
-        with self.conn.cursor(row_factory=class_row(Step)) as cursor:
-            found = cursor.execute(_STEPS.format(scope=_condition(self.scope))).fetchall()
-        return [s for s in found if s.in_effect]
-
     def _rows(self, *, preview: bool = False) -> UndoReport:
         return Run(
             self.conn, self.scope, preview or self.preview, self.on_conflict, self.progress
@@ -195,7 +154,7 @@ class _Saga:
 
     def _part(self, after: datetime | None, before: datetime | None) -> bool:
         """Take back the rows that were changed between two steps; False when a conflict stops the undo."""
-        run = Run(self.conn, self.scope, False, self.on_conflict, self.progress, read=_between(after, before))  # noqa: FBT003
+        run = Run(self.conn, self.scope, False, self.on_conflict, self.progress, read=between(after, before))  # noqa: FBT003
         report = run.carry_out()
         self.parts.append(report)
         return not report.stopped
@@ -206,8 +165,8 @@ class _Saga:
         # Of two undos of the same task the second waits here, and then finds it answered.
         self.conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [lock])
         try:
-            fresh = next((s for s in self._steps() if s.id == step.id), step)
-            for number, answer in _of(fresh):
+            fresh = next((s for s in read_steps(self.conn, self.scope) if s.id == step.id), step)
+            for number, answer in answers_of(fresh):
                 self.answers.append(self._one(fresh, number, answer))
                 if self.answers[-1].is_open:
                     return False
@@ -290,50 +249,6 @@ class _Saga:
         return SagaReport(rows, tuple(self.parts), tuple(self.answers))
 
 
-def _of(step: Step) -> Iterator[tuple[int, Answer | None]]:
-    """Yield the answers of a step with their numbers, last first: calls of one statement are LIFO too."""
-    found = read_answers(step.compensation)
-    if not found and step.kind == "tool":
-        yield 0, None
-    yield from reversed(list(enumerate(found)))
-
-
-def _condition(scope: Scope) -> sql.Composable:
-    parts: list[sql.Composable] = [sql.SQL("true")]
-    if scope.task is not None:
-        parts.append(sql.SQL("a.task_id = {}").format(sql.Literal(scope.task)))
-    if scope.action is not None:
-        parts.append(sql.SQL("a.id = {}").format(sql.Literal(scope.action)))
-    if scope.since is not None:
-        parts.append(sql.SQL("a.at >= {}").format(sql.Literal(scope.since)))
-    if scope.agent is not None:
-        parts.append(sql.SQL("a.agent = {}").format(sql.Literal(scope.agent)))
-    return sql.SQL(" AND ").join(parts)
-
-
-def _between(
-    after: datetime | None, before: datetime | None
-) -> Callable[[psycopg.Connection[Any], Scope], tuple[list[ChangeSet], bool]]:
-    """Return how an undo reads the change sets of its scope between two times."""
-
-    def read(conn: psycopg.Connection[Any], scope: Scope) -> tuple[list[ChangeSet], bool]:
-        sets, any_at_all = read_sets(conn, scope)
-        rows = conn.execute(
-            # A redo's set stands for the set of the agent's that it is a repetition of, at that one's time.
-            "WITH RECURSIVE up (id, at, reverts, own) AS ("
-            " SELECT c.id, c.at, c.reverts, c.id FROM sqlguard.change_set c WHERE c.id = ANY (%(sets)s)"
-            " UNION SELECT c.id, c.at, c.reverts, up.own FROM up JOIN sqlguard.change_set c ON c.id = up.reverts)"
-            " SELECT own FROM up WHERE reverts IS NULL"
-            " AND (%(after)s::timestamptz IS NULL OR at > %(after)s)"
-            " AND (%(before)s::timestamptz IS NULL OR at <= %(before)s)",
-            {"sets": [s.id for s in sets], "after": after, "before": before},
-        )
-        wanted = {r[0] for r in rows}
-        return [s for s in sets if s.id in wanted], any_at_all
-
-    return read
-
-
 def _call(conn: psycopg.Connection[Any], answer: Answer) -> Any:
     """Call a function of the database with *answer*'s arguments as texts of its own types."""
     row = conn.execute(
@@ -346,13 +261,25 @@ def _call(conn: psycopg.Connection[Any], answer: Answer) -> Any:
     if row is None or len(row[2]) != len(given):
         raise Refused(f"there is no function `{answer.name}` with {len(given)} argument(s) now")
     values = sql.SQL(", ").join(
-        sql.SQL("{}::text::{}").format(sql.Literal(value), sql.SQL(kind))
+        sql.SQL("{}::text::{}").format(sql.Literal(_text(value, kind)), sql.SQL(kind))
         for value, kind in zip(given, row[2], strict=True)
     )
     found = conn.execute(
         sql.SQL("SELECT {}({})::text").format(sql.Identifier(row[0], row[1]), values)
     ).fetchone()
     return found[0] if found else None
+
+
+def _text(value: str | None, kind: str) -> str | None:
+    """Return an argument as text; a client may have sent it in binary, which the journal shows as hex."""
+    if value is None or not value.startswith("\\x") or kind == "bytea":
+        return value
+    raw = bytes.fromhex(value[2:])
+    if kind in ("smallint", "integer", "bigint"):
+        return str(int.from_bytes(raw, signed=True))
+    if kind == "uuid":
+        return raw.hex()
+    raise Refused(f"the journal has an argument of type {kind} in binary: `{value}`")
 
 
 def _together(scope: Scope, parts: Sequence[UndoReport]) -> UndoReport:
