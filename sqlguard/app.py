@@ -15,6 +15,7 @@ from sqlguard.postgres.control import not_migrated
 from sqlguard.postgres.reconcile import reconcile
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
+from sqlguard.proxy.sightings import Sightings
 from sqlguard.settings import Settings
 
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ def serve(settings: Settings) -> None:
         settled = reconcile(conn)
     if settled:
         log.info("reconciled", actions=len(settled))
+    sightings = _sightings(settings)
     janitor = Janitor(settings.dsn)
     janitor.start()
     # What is there now stays: the collector need not walk over the catalog and the lists again and again.
@@ -56,14 +58,26 @@ def serve(settings: Settings) -> None:
     gc.set_threshold(_COLLECT_EVERY)
     try:
         with suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, operator))
+            uvloop.run(_serve(settings, operator, sightings))
     finally:
         janitor.stop()
+        if sightings is not None:
+            sightings.stop()
         operator.stop()
 
 
-async def _serve(settings: Settings, operator: Operator) -> None:
-    server = Server(settings, operator)
+def _sightings(settings: Settings) -> Sightings | None:
+    """Return what counts for `--observe`, started. Raises NotConfigured."""
+    if not settings.observe:
+        return None
+    assert settings.dsn is not None  # noqa: S101 (`serve` has looked)
+    sightings = Sightings(settings.dsn, settings.observe_policy, settings.observe_roles)
+    sightings.start()
+    return sightings
+
+
+async def _serve(settings: Settings, operator: Operator, sightings: Sightings | None) -> None:
+    server = Server(settings, operator, sightings)
     await server.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     tls_required: bool = False
     backend_tls: str = Field("prefer", pattern="^(disable|prefer|require|verify-full)$")
     backend_tls_ca: Path | None = None
+    observe: bool = False
+    observe_policy: str | None = Field(None, description="what logins that are no task's are judged by")
+    observe_roles: tuple[str, ...] = Field((), description="only these logins are observed; none: all")
     max_clients: int = Field(2000, gt=0)
     startup_timeout: float = Field(15.0, gt=0, description="seconds a client may take to log in")
     max_message_bytes: int = Field(64 * 1024 * 1024, gt=0)

@@ -16,6 +16,7 @@ from sqlguard.cli import (
     demo,
     feed,
     history,
+    observe,
     policies,
     retention,
     serve,
@@ -42,7 +43,20 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for group in (demo, database, policies, tasks, statements, history, feed, steps, retention, serve, absent):
+for group in (
+    demo,
+    database,
+    policies,
+    tasks,
+    statements,
+    history,
+    feed,
+    steps,
+    retention,
+    serve,
+    observe,
+    absent,
+):
     group.register(app)
 
 

@@ -13,6 +13,7 @@ from sqlguard.cli.common import Json, operator_dsn
 from sqlguard.cli.output import out, print_json
 
 
+# long: one parameter per flag
 def serve(
     *,
     listen: Annotated[str | None, typer.Option(help="host:port; default 127.0.0.1:6543.")] = None,
@@ -23,6 +24,18 @@ def serve(
         str | None, typer.Option(help="TLS to PostgreSQL: disable, prefer, require or verify-full.")
     ] = None,
     backend_tls_ca: Annotated[Path | None, typer.Option(help="CA for verify-full.")] = None,
+    observe: Annotated[
+        bool,
+        typer.Option(
+            "--observe", help="Pass everything on unchanged; count what would have been refused or rewritten."
+        ),
+    ] = False,
+    observe_policy: Annotated[
+        str | None, typer.Option(help="Policy for observed logins that are no task's.")
+    ] = None,
+    observe_role: Annotated[
+        list[str] | None, typer.Option(help="Observe only this login; may be repeated.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check configuration and database, then exit.")
     ] = False,
@@ -45,6 +58,9 @@ def serve(
         tls_required=tls_required or None,
         backend_tls=backend_tls,
         backend_tls_ca=backend_tls_ca,
+        observe=observe or None,
+        observe_policy=observe_policy,
+        observe_roles=tuple(observe_role) if observe_role else None,
         log_level=log_level,
     )
     settings.host_and_port(configuration.listen)  # raises before anything is started

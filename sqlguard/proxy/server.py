@@ -20,7 +20,9 @@ from sqlguard import settings as configuration
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, ProtocolViolation, SqlguardError, TaskEnded
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
 from sqlguard.proxy.operator import Operator
+from sqlguard.proxy.relay import Relay
 from sqlguard.proxy.session import AgentSession
+from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.proxy.startup import Cancel, Door, Welcome
 from sqlguard.settings import Settings
@@ -38,7 +40,8 @@ MARK = ParameterStatus(b"sqlguard_proxy", b"on").encode()
 class Server:
     """One proxy: its socket, its sessions, its way to PostgreSQL."""
 
-    def __init__(self, settings: Settings, operator: Operator) -> None:
+    def __init__(self, settings: Settings, operator: Operator, sightings: Sightings | None = None) -> None:
+        """With *sightings* it observes: everything is passed on unchanged, and counted there."""
         assert settings.dsn is not None  # noqa: S101 (the composition root has looked)
         self._settings = settings
         self._operator = operator
@@ -53,6 +56,18 @@ class Server:
             tls_required=settings.tls_required,
             binding=binding,
             has_room=self._has_room,
+        )
+        self._relay = (
+            None
+            if sightings is None
+            else Relay(
+                self._address,
+                operator,
+                sightings,
+                tls,
+                limit=settings.max_message_bytes,
+                timeout=settings.startup_timeout,
+            )
         )
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
@@ -159,6 +174,9 @@ class Server:
 
     async def _welcome(self, side: Side) -> None:
         """Lead a client into its session. Raises what `_serve` knows."""
+        if self._relay is not None:
+            await self._relay.serve(side)
+            return
         welcome: Welcome | None = None
         try:
             async with asyncio.timeout(self._settings.startup_timeout):

@@ -7,6 +7,7 @@ session, because too much waits in it already. So a slow reader holds up nobody 
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import cast
 
@@ -127,6 +128,17 @@ class Side(asyncio.Protocol):
     @property
     def has_bytes(self) -> bool:
         return bool(self._buffer)
+
+    async def start_tls(self, context: ssl.SSLContext, answer: bytes) -> None:
+        """Answer a client's request for TLS and do the handshake. Raises Closed."""
+        transport = self._transport
+        transport.pause_reading()
+        self.write(answer)
+        try:
+            made = await asyncio.get_running_loop().start_tls(transport, self, context, server_side=True)
+        except (OSError, ssl.SSLError):
+            raise Closed from None
+        self.secured(made)
 
     def secured(self, transport: asyncio.BaseTransport | None) -> None:
         """Go on through TLS. Raises Closed if the peer went away in the handshake."""

@@ -4,7 +4,6 @@ control plane who the user is. Afterwards it is known which task's login the cli
 the proxy logs in to PostgreSQL.
 """
 
-import asyncio
 import secrets
 import ssl
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from sqlguard.errors import ProtocolViolation, Refused, SqlguardError, TaskEnded
 from sqlguard.postgres.control import Login
 from sqlguard.proxy.operator import Operator
-from sqlguard.proxy.sockets import Closed, Side
+from sqlguard.proxy.sockets import Side
 from sqlguard.wire import startup as wire
 from sqlguard.wire.messages import PROTOCOL_3_0, PROTOCOL_3_2, CancelRequest
 from sqlguard.wire.parameters import Request
@@ -133,17 +132,9 @@ class Door:
         return Verifier.mock(self.mock, asked.request.user)
 
     async def _start_tls(self, side: Side, answer: bytes) -> None:
-        if self.tls is None or side.transport is None:
+        if self.tls is None:
             raise ProtocolViolation("TLS is not offered here")
-        side.transport.pause_reading()
-        side.write(answer)
-        try:
-            transport = await asyncio.get_running_loop().start_tls(
-                side.transport, side, self.tls, server_side=True
-            )
-        except (OSError, ssl.SSLError):
-            raise Closed from None
-        side.secured(transport)
+        await side.start_tls(self.tls, answer)
 
 
 def _living(login: Login | None) -> Login:

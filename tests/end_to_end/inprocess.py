@@ -13,6 +13,7 @@ import uvloop
 from sqlguard.ports import free_port
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
+from sqlguard.proxy.sightings import Sightings
 from sqlguard.settings import Settings
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Proxy:
 
 
 @contextmanager
-def proxy(dsn: str, **settings: Any) -> Iterator[Proxy]:
+def proxy(dsn: str, sightings: Sightings | None = None, **settings: Any) -> Iterator[Proxy]:
     """Serve the operator's *dsn*; everything is closed behind the block."""
     port = free_port()
     given: dict[str, Any] = {
@@ -65,7 +66,7 @@ def proxy(dsn: str, **settings: Any) -> Iterator[Proxy]:
     made: list[Server] = []
 
     async def run() -> None:
-        server = Server(configured, operator)
+        server = Server(configured, operator, sightings)
         await server.start()
         made.append(server)
         ready.set()
