@@ -9,7 +9,6 @@ from task_world import POLICY, World, shop
 
 from sqlguard.postgres.guard_table import guard_tables
 
-
 BUDGETS = """
 [budgets]
 rows_per_task = {task}
