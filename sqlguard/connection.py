@@ -20,12 +20,12 @@ from psycopg.conninfo import make_conninfo
 
 from sqlguard import gate as gates
 from sqlguard.annotation import Annotation, read
-from sqlguard.errors import NotConfigured, TaskEnded
+from sqlguard.errors import NotConfigured, Refused, TaskEnded
 from sqlguard.gate import Gate
 from sqlguard.journal import Intent
 from sqlguard.plan import Decision, Outcome
 from sqlguard.policy.context import Context
-from sqlguard.postgres import control, journal, tasks, undo
+from sqlguard.postgres import control, journal, tasks, text_values, undo
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect as connect_to
 from sqlguard.postgres.executor import Executor, Params, number_placeholders
@@ -34,6 +34,7 @@ from sqlguard.statement.model import Kind, Session
 
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
 PROXY_PARAMETER = b"sqlguard_proxy"
+_CANCEL_SECONDS = 5.0
 
 
 class GuardedConnection:
@@ -58,6 +59,35 @@ class GuardedConnection:
     @property
     def role(self) -> str:
         return self._login.role
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the operator's connection is behind this one; a task's own may not undo."""
+        return self._lease is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether PostgreSQL, or `close`, has ended the session."""
+        return bool(self._work.closed or self._ledger.closed)
+
+    @property
+    def context(self) -> Context:
+        """What statements are judged by just now: catalog, policy and task."""
+        self._refresh()
+        return self._gate.context
+
+    def decide(self, sql: str) -> tuple[Decision, ...]:
+        """Judge *sql*, with `$1` for parameters, and run nothing; one Decision per statement."""
+        self._refresh()
+        return self._gate.decide(sql, self._session)
+
+    def cancel(self) -> None:
+        """Ask PostgreSQL to stop the statement that runs just now; may be called from another thread."""
+        self._work.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def load_as_text(self) -> None:
+        """From now on read values that Python's own types can't all hold (dates, intervals, ranges) as text."""
+        text_values.register(self._work)
 
     def execute(  # noqa: PLR0913 (the contract's arguments)
         self,
@@ -105,6 +135,9 @@ class GuardedConnection:
                 "an undo needs the operator's rights",
                 hint="run `sqlguard undo` or connect with the operator's DSN",
             )
+        if action is not None and journal.show_action(self._ledger, action).action.task_id != self.task:
+            # An action's number is easily guessed; another task's work is its operator's to undo.
+            raise Refused(f"action {action} is not of this task", hint="name an action of this task")
         scope: Mapping[str, Any] = {"task": self.task} if action is None else {"action": action}
         return undo.undo(self._ledger, preview=preview, **scope)
 

@@ -174,3 +174,37 @@ def test_what_can_not_be_connected(shop: Database, task: OpenedTask, owner: psyc
     end_task(owner, task.task.id, "over")
     with pytest.raises(TaskEnded):
         sqlguard.connect(shop.owner_dsn, task=task.task.id)
+
+
+def test_another_tasks_action_is_not_undone(
+    shop: Database, task: OpenedTask, owner: psycopg.Connection[Any]
+) -> None:
+    other = open_task(owner, agent="another", policy="support", ttl=timedelta(minutes=5))
+    try:
+        with sqlguard.connect(shop.owner_dsn, task=other.task.id) as theirs:
+            action = theirs.execute("UPDATE orders SET note = 'theirs' WHERE id = 12").action
+        with sqlguard.connect(shop.owner_dsn, task=task.task.id) as ours:
+            with pytest.raises(Refused, match="not of this task"):
+                ours.undo(action=action)
+        assert live(owner, "orders", "note = 'theirs'") == 1
+    finally:
+        undo(owner, task=other.task.id)
+        end_task(owner, other.task.id, "test done")
+
+
+def test_values_that_python_has_no_room_for_are_read_as_text(db: sqlguard.GuardedConnection) -> None:
+    db.load_as_text()
+    outcome = db.execute(
+        "SELECT 'infinity'::timestamptz, '0044-03-15 BC'::date, '1 mon 3 days'::interval,"
+        " '[2026-01-01,2026-02-01)'::daterange, timestamp '2026-01-02 03:04:05.5', ARRAY['-infinity'::date]"
+    )
+    assert outcome.rows == (
+        (
+            "infinity",
+            "0044-03-15 BC",
+            "1 mon 3 days",
+            "[2026-01-01,2026-02-01)",
+            "2026-01-02T03:04:05.500000",
+            ["-infinity"],
+        ),
+    )
