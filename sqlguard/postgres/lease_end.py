@@ -62,10 +62,13 @@ def shut_out(conn: Connection, role: str) -> list[str]:
     if oid is None:
         return []
     problems = leases.terminate_sessions(conn, role, oid)
+    # Before anything that could wait for the locks that they hold.
+    problems += leases.roll_back_prepared(conn, role)
     with conn.transaction():
         problems += leases.bar_role(conn, role)
-    # Who has come in meanwhile.
-    return problems + leases.terminate_sessions(conn, role, oid)
+    # Who has come in meanwhile, and what they have left.
+    problems += leases.terminate_sessions(conn, role, oid)
+    return problems + leases.roll_back_prepared(conn, role)
 
 
 @dataclass(frozen=True, slots=True)

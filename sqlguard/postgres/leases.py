@@ -237,6 +237,33 @@ def _prepared(conn: Connection, role: str) -> Iterable[str]:
         yield f"`{role}` left the prepared transaction `{gid}`: run ROLLBACK PREPARED in database `{database}`"
 
 
+def roll_back_prepared(conn: Connection, role: str) -> list[str]:
+    """
+    Roll back what *role* has prepared in this database; return what could not be.
+
+    Such a transaction keeps its locks when session and role have ended, and only its own role, or a superuser, may
+    roll it back: so the operator takes that role for the moment. In autocommit; ROLLBACK PREPARED runs no code.
+    """
+    found = conn.execute(
+        "SELECT gid FROM pg_prepared_xacts WHERE owner = %s AND database = current_database()", [role]
+    ).fetchall()
+    if not found:
+        return []
+    _become_member(conn, role)
+    row = conn.execute("SELECT current_setting('role')").fetchone()
+    problems = []
+    try:
+        conn.execute("SELECT set_config('role', %s, false)", [role])
+        for (gid,) in found:
+            conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+    except psycopg.Error as fault:
+        problems.append(said(role, fault))
+    finally:
+        if not conn.closed:
+            conn.execute("SELECT set_config('role', %s, false)", [row[0] if row else "none"])
+    return problems
+
+
 def _become_member(conn: Connection, role: str) -> None:
     row = conn.execute("SELECT pg_has_role(%s, 'USAGE')", [role]).fetchone()
     if row == (True,):

@@ -58,6 +58,10 @@ SELECT DISTINCT l.task_id, l.role::text, 'it holds a lock of the operator''s'
 FROM pg_locks k JOIN pg_stat_activity a ON a.pid = k.pid JOIN sqlguard.lease l ON l.role = a.usename
 WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.classid::bigint = %s
   AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND l.state <> 'ended'
+UNION
+SELECT l.task_id, l.role::text, 'it left a prepared transaction, whose locks need no session'
+FROM pg_prepared_xacts x JOIN sqlguard.lease l ON l.role = x.owner
+WHERE x.database = current_database() AND l.state <> 'ended'
 """
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
 #: Ours beyond doubt: named like a lease and let into a group of this database by who may do that.

@@ -18,13 +18,13 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import Refused, UndoConflict
 from sqlguard.postgres import undo_rings
 from sqlguard.postgres.images import Images, pin
 from sqlguard.postgres.undo_conflicts import find_removed
+from sqlguard.postgres.undo_look import LISTED, Look
 from sqlguard.postgres.undo_plan import (
     ChangeSet,
     Reference,
@@ -35,17 +35,16 @@ from sqlguard.postgres.undo_plan import (
     read_references,
     read_sets,
 )
-from sqlguard.postgres.undo_report import Conflict, Difference, TableCount, UndoReport
+from sqlguard.postgres.undo_report import Difference, TableCount, UndoReport
 from sqlguard.postgres.undo_sql import Mode, Statements, Work
 from sqlguard.postgres.undo_steps import KEYLESS, Done, reverse
-from sqlguard.postgres.undo_table import ROW, Target, read_target
+from sqlguard.postgres.undo_table import Target, read_target
 
 Progress = Callable[[int, int], None]
 ON_CONFLICT = ("stop", "skip", "force")
-#: What a report lists one by one; the counts are always complete.
-_LISTED = 1000
-#: The two halves of the advisory lock: the bytes of "sqlg", then 4 for undo.
-_LOCK = (0x73716C67, 4)
+#: One undo at a time, by a table that no agent may lock so: advisory locks are anybody's, and one that a
+#: prepared transaction holds stays when its session and its role have ended.
+_LOCK = "LOCK TABLE sqlguard.undo IN SHARE ROW EXCLUSIVE MODE"
 #: Megabytes for each sort or hash of an undo: a million keys then fit without many batches.
 _WORK_MEM = 64
 # Errors that mean a collision; the undo is then run again with every collision looked for beforehand.
@@ -96,6 +95,7 @@ class Run:
     read: Callable[[psycopg.Connection[Any], Scope], tuple[list[ChangeSet], bool]] = read_sets
     take_back: Callable[[Statements, Work], Iterator[Done]] = reverse
     _images: Images = field(init=False)
+    _look: Look = field(init=False)
     _tables: dict[int, Target | None] = field(default_factory=dict)
     #: Columns that are GENERATED ALWAYS AS IDENTITY, of tables where they have to be set.
     _fixed: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -118,6 +118,7 @@ class Run:
         for kept in (self._tables, self._fixed, self._counts, self._differences):
             kept.clear()
         self._images = Images(self.conn)
+        self._look = Look(self.conn, self._images, self._tables)
         with self.conn.transaction() as transaction:
             report = self._undo(careful=careful)
             if self.preview or report.stopped:
@@ -125,7 +126,7 @@ class Run:
         return report
 
     def _undo(self, *, careful: bool) -> UndoReport:
-        self.conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", _LOCK)
+        self.conn.execute(_LOCK)
         pin(self.conn)
         sets, any_at_all = self.read(self.conn, self.scope)
         if not sets:
@@ -261,8 +262,9 @@ class Run:
         at = step.work.change.table, step.op
         self._counts[at] = self._counts.get(at, 0) + step.rows
         self._record(step.work, step.op, step.rows, undo_id)
-        if self.preview and len(self._differences) < _LISTED:
-            self._differences += self._look(step.work, step.op)
+        if self.preview and len(self._differences) < LISTED:
+            room = LISTED - len(self._differences)
+            self._differences += self._look.differences(step.work, step.op, room)
 
     def _record(self, work: Work, op: str, rows: int, undo_id: int) -> None:
         """Write the undo's own change set, last: its number of rows is known by now."""
@@ -292,30 +294,10 @@ class Run:
         assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
         return int(row[0])
 
-    def _look(self, work: Work, op: str) -> list[Difference]:
-        """Return rows as they were before this step and as they are after it."""
-        moved = sql.SQL("coalesce(r.new_key, r.key)")
-        query = sql.SQL("""
-            SELECT r.key, to_jsonb(r.before::{type}) AS current,
-                   (SELECT to_jsonb({row}.*) FROM {table} AS {row} WHERE {matches}) AS wanted
-            FROM sqlguard.row_change r WHERE r.change_set_id = {new} LIMIT {limit}
-        """).format(
-            type=work.target.ident,
-            row=ROW,
-            table=work.target.ident,
-            matches=work.target.matches(work.keys, moved),
-            new=sql.Literal(work.new),
-            limit=sql.Literal(_LISTED - len(self._differences)),
-        )
-        return [
-            Difference(work.change.table, dict(zip(work.keys, key, strict=True)), op, current, wanted)
-            for key, current, wanted in self.conn.execute(query)
-        ]
-
     # After ----
 
     def _finish(self, undo_id: int, sets: Sequence[ChangeSet]) -> UndoReport:
-        count, conflicts = self._conflicts(sets)
+        count, conflicts = self._look.conflicts(sets)
         self._images.close()
         stopped = count > 0 and self.on_conflict == "stop"
         tables = tuple(TableCount(t, op, n) for (t, op), n in sorted(self._counts.items()))
@@ -353,45 +335,6 @@ class Run:
         detail = {"undo": undo_id} | ({} if self.scope.undo is None else {"redo": True})
         for action in read_actions(self.conn, sets):
             self.conn.execute("SELECT sqlguard.record_event(%s, 'undone', %s)", [action, Jsonb(detail)])
-
-    def _conflicts(self, sets: Sequence[ChangeSet]) -> tuple[int, tuple[Conflict, ...]]:
-        with self.conn.cursor(row_factory=dict_row) as cursor:
-            rows = cursor.execute(
-                "SELECT x.change_set_id, x.reason, coalesce(r.new_key, r.key) AS key, r.before, r.id,"
-                " count(*) OVER () AS n"
-                " FROM pg_temp.sqlguard_conflict x"
-                " JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id"
-                " ORDER BY x.change_set_id DESC, x.row_change_id LIMIT %s",
-                [_LISTED],
-            ).fetchall()
-        by_id = {s.id: s for s in sets}
-        return (rows[0]["n"] if rows else 0), tuple(
-            self._conflict(by_id[r["change_set_id"]], r) for r in rows
-        )
-
-    def _conflict(self, one: ChangeSet, row: dict[str, Any]) -> Conflict:
-        names = one.key_columns or []
-        key = dict(zip(names, row["key"] or [], strict=False))
-        target = self._tables[one.relid]
-        current = wanted = None
-        if target is not None and names and all(n in target.by_name for n in names):
-            query = sql.SQL("SELECT to_jsonb({row}.*) FROM {table} AS {row} WHERE {matches}").format(
-                row=ROW,
-                table=target.ident,
-                matches=target.matches(names, sql.SQL("{}::text[]").format(sql.Literal(row["key"]))),
-            )
-            found = self.conn.execute(query).fetchone()
-            current = found[0] if found else None
-            wanted = self._wanted(one, target, row["before"])
-        return Conflict(one.table, key, row["reason"], current, wanted, one.id)
-
-    def _wanted(self, one: ChangeSet, target: Target, image: str | None) -> dict[str, Any] | None:
-        if image is None:
-            return None
-        shape = self._images.shape(target, one.shape_id)
-        found = self.conn.execute(sql.SQL("SELECT to_jsonb(%s::text::{})").format(shape.row_type), [image])
-        row = found.fetchone()
-        return row[0] if row else None
 
     def _next(self, sequence: str) -> int:
         row = self.conn.execute("SELECT nextval(%s::text::regclass)", [sequence]).fetchone()

@@ -255,21 +255,37 @@ def test_an_agent_that_takes_the_operator_s_locks_is_ended(lab: Lab, number: int
         assert soon(lambda: undo(other, task=honest.task.task.id))
 
 
-@pytest.mark.xfail(strict=True, reason="only a superuser may roll back another role's prepared transaction")
-def test_a_prepared_transaction_stops_no_undo(lab: Lab) -> None:
+@pytest.mark.parametrize("ended_by", ["operator", "janitor"])
+def test_a_prepared_transaction_stops_no_undo(lab: Lab, ended_by: str) -> None:
     """Where max_prepared_transactions is not 0, its default, a lock needs no session that could be ended."""
     mallory = lab.agent()
+    other = lab.operator()
+    with straight(mallory) as agent:
+        agent.execute("BEGIN READ WRITE")
+        agent.execute("SELECT pg_advisory_xact_lock(x'73716c67'::int, n) FROM generate_series(3, 4) n")
+        agent.execute("UPDATE orders SET note = 'mine for good' WHERE id = 59")
+        agent.execute("ALTER ROLE CURRENT_USER PASSWORD 'mine'")
+        agent.execute("PREPARE TRANSACTION 'squatter'")
+    if ended_by == "operator":
+        assert soon(lambda: end_task(other, mallory.task.task.id, "over"), 20)
+    else:
+        assert sweep(other, datetime.now(UTC)).changed == (mallory.task.task.id,)
+    assert lab.value("SELECT count(*) FROM pg_prepared_xacts") == 0
+    assert lab.value("SELECT count(*) FROM pg_roles WHERE rolname = %s", mallory.task.role) == 0
+    with lab.visit() as honest:
+        with honest.connect() as agent:
+            agent.execute("UPDATE orders SET note = 'honest' WHERE id = 59")
+        assert soon(lambda: undo(other, task=honest.task.task.id))
+
+
+def test_an_undo_waits_for_no_prepared_transaction_s_advisory_lock(lab: Lab, mallory: Agent) -> None:
     with straight(mallory) as agent:
         agent.execute("BEGIN")
         agent.execute("SELECT pg_advisory_xact_lock(x'73716c67'::int, 4)")
         agent.execute("PREPARE TRANSACTION 'squatter'")
-    try:
-        end_task(lab.owner, mallory.task.task.id, "over")
         other = lab.operator()
-        assert soon(lambda: undo(other, task=mallory.task.task.id), 1)
-    finally:
-        lab.database.execute("ROLLBACK PREPARED 'squatter'")
-        end_task(lab.owner, mallory.task.task.id, "over")
+        assert soon(lambda: undo(other, task=mallory.task.task.id), 3)
+        agent.execute("ROLLBACK PREPARED 'squatter'")
 
 
 def test_text_that_would_keep_the_judge_busy(mallory: Agent) -> None:
