@@ -77,9 +77,7 @@ class Frozen(Refused):
 class ApprovalRequired(SqlguardError):
     sqlstate = "SG001"
     exit_status = 3
-    default_hint = (
-        "ask the operator: this version has no approvals yet, so a person has to run it or widen the policy"
-    )
+    default_hint = "ask the operator: a person has to run it or widen the policy"
 
 
 class Drift(SqlguardError):

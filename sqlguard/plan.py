@@ -1,16 +1,22 @@
 """
-What is going to be run for one statement, and what came of it.
+What is going to be run for one statement, what came of it, and what a plan says of a run that was rolled back.
 
 Only `sqlguard.gate` makes a Decision, so holding one proves that a verdict was given.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlguard.errors import ApprovalRequired, Drift
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.steps import Answer
+
+#: Reads that can be approved: nothing is run of them before.
+PLANNED_READS = frozenset({Kind.SELECT, Kind.VALUES, Kind.SHOW, Kind.EXPLAIN})
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Decision:
     @property
     def allowed(self) -> bool:
         return self.verdict.effect in (Effect.ALLOW, Effect.REWRITE)
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether a person may let it pass after all."""
+        return self.verdict.effect is Effect.APPROVE and (self.is_write or self.kind in PLANNED_READS)
 
     @property
     def kind(self) -> Kind:
@@ -76,6 +87,10 @@ class Outcome:
     statement: str = ""
     executed: str = ""
     notices: tuple[str, ...] = field(default_factory=tuple)
+    #: The plan that a preview has stored, or that this run has committed.
+    plan: int | None = None
+    #: What a preview found besides `affected`: samples, shares, locks, sequences …
+    report: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -92,4 +107,124 @@ class Outcome:
             "statement": self.statement,
             "executed": self.executed,
             "notices": list(self.notices),
+            "plan": self.plan,
+            "report": None if self.report is None else with_differences(self.report),
         }
+
+
+# --- plans
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement of a plan as it was run: `values` are its parameters on the wire, to run it again."""
+
+    statement: str
+    executed: str
+    action: int
+    #: As the journal and people see them.
+    params: tuple[str | None, ...] | None = None
+    #: Type, format (0 text, 1 binary) and bytes in base64 (None: NULL) of each parameter.
+    values: tuple[tuple[int, int, str | None], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "statement": self.statement,
+            "executed": self.executed,
+            "action": self.action,
+            "params": None if self.params is None else list(self.params),
+            "values": [list(value) for value in self.values],
+        }
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is stored of a run besides what the database says of it (its signed outcome)."""
+
+    steps: tuple[Step, ...]
+    role: str
+    search_path: tuple[str, ...]
+    tier: str = "reversible"
+    classes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    approvals: int = 1
+    lifetime_seconds: float = 3600.0
+
+    @property
+    def statement_hash(self) -> str:
+        return plan_hash([(step.statement, step.params) for step in self.steps])
+
+    def document(self, drift_of: int | None = None) -> dict[str, Any]:
+        """Return the JSON that `sqlguard.record_plan` takes."""
+        return {
+            "action_id": self.steps[0].action,
+            "role": self.role,
+            "search_path": list(self.search_path),
+            "statements": [step.as_dict() for step in self.steps],
+            "statement_hash": self.statement_hash,
+            "tier": self.tier,
+            "classes": list(self.classes),
+            "reasons": list(self.reasons),
+            "approvals": self.approvals,
+            "lifetime": f"{self.lifetime_seconds} seconds",
+            "drift_of": drift_of,
+        }
+
+
+def plan_hash(statements: Sequence[tuple[str, Sequence[str | None] | None]]) -> str:
+    """Return what tells whether the very same statements are sent again."""
+    text = json.dumps([[text.strip(), None if p is None else list(p)] for text, p in statements])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def told(report: Mapping[str, Any]) -> str:
+    """Return in one line what a run changed, from the report that the database made of it."""
+    parts = [f"{c['rows']} {c['op']} in {c['table']}" for c in report.get("affected", ())]
+    for change in report.get("unguarded", ()):
+        parts += [
+            f"{change[verb]} {verb} in {change['table']} (not guarded)"
+            for verb in ("inserted", "updated", "deleted")
+            if change[verb]
+        ]
+    return ", ".join(parts) or "no rows"
+
+
+def differences(sample: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return column -> [before, after] for what is not the same in a sample of a report."""
+    before, after = sample.get("before") or {}, sample.get("after") or {}
+    if sample.get("op") == "delete":
+        after = {}
+    return {
+        column: [before.get(column), after.get(column)]
+        for column in dict.fromkeys([*before, *after])
+        if before.get(column) != after.get(column)
+    }
+
+
+def with_differences(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *report* with each sample's differences in it, under `changed`."""
+    samples = [{**sample, "changed": differences(sample)} for sample in report.get("samples", ())]
+    return {**report, "samples": samples}
+
+
+def approval_required(plan: int, report: Mapping[str, Any], reasons: Sequence[str]) -> ApprovalRequired:
+    """Return what the agent gets for a statement that a person has to approve first."""
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    return ApprovalRequired(
+        f"this needs an approval, plan {plan} is waiting for it{why}",
+        detail=f"plan {plan}: it would change {told(report)}; nothing was changed",
+        hint=f"ask a person to run `sqlguard approve {plan}`, then send the very same statement again",
+    )
+
+
+def drift(plan: int, fresh: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
+    """Return what the agent gets when an approved plan would change other rows now."""
+    before, after = told(then), told(now)
+    what = (
+        f"{before} then, {after} now" if before != after else f"the same number of rows ({after}), but others"
+    )
+    return Drift(
+        f"the rows have changed since plan {plan} was approved",
+        detail=f"{what}; nothing was changed; plan {fresh} is what it would do now",
+        hint=f"ask a person to run `sqlguard approve {fresh}`, then send the very same statement again",
+    )

@@ -1,1 +1,23 @@
 -- Plans and approvals: what a dry run saw, and who let it pass.
+DROP FUNCTION sqlguard.plan_statements(bigint), sqlguard.last_plan(), sqlguard.ticket(bigint),
+    sqlguard.plan_document(sqlguard.plan), sqlguard.decide_plan(bigint, text, text, text), sqlguard.is_approver(name),
+    sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.plan_state(sqlguard.plan),
+    sqlguard.approvers(bigint), sqlguard.record_plan(jsonb, text, text),
+    sqlguard.append_event(bigint, text, jsonb), sqlguard.plan_outcome(bigint, integer),
+    sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint), sqlguard.rows_before(oid, bigint),
+    sqlguard.change_digest(xid8, bigint), sqlguard.unguarded_changes(), sqlguard.begin_plan(),
+    sqlguard.count_unguarded(), sqlguard.force_constraints(), sqlguard.signature(text);
+CREATE OR REPLACE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, message text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+        BEGIN
+            RAISE EXCEPTION '%', message
+                USING ERRCODE = 'SG006', HINT = 'narrow the WHERE to fewer rows';
+        END
+    $$;
+DROP TABLE sqlguard.plan_run, sqlguard.plan_secret, sqlguard.plan_decision, sqlguard.plan;
+DROP FUNCTION sqlguard.check_plan_run();
+-- Entries of the kinds that go stay where they are: the journal only grows, and its chains must verify.
+ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
+ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK (
+    kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled', 'erased')) NOT VALID;

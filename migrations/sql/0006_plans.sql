@@ -1,1 +1,648 @@
--- Plans and approvals: what a dry run saw, and who let it pass.
+-- Plans and approvals: what a dry run saw, and who let it pass. See docs/plans.md.
+--
+-- A plan is bound to a digest over the rows that its run changed. The digest is made here, from the captured change
+-- rows, in the transaction of the run; when an approved plan is redeemed it is made again, in the transaction that
+-- commits. So whatever a session says of itself, what was approved and what is committed are the same rows.
+
+DO $$
+DECLARE
+    there text := (SELECT pg_catalog.pg_get_expr(c.conbin, c.conrelid) FROM pg_catalog.pg_constraint c
+                   WHERE c.conrelid = 'sqlguard.event'::regclass AND c.conname = 'event_kind_check');
+BEGIN
+    ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
+    EXECUTE pg_catalog.format(
+        'ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK ((%s) OR kind IN'
+        ' (''planned'', ''rejected'', ''revoked''))', there);
+END $$;
+
+CREATE TABLE sqlguard.plan (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id text NOT NULL,
+    role name NOT NULL,
+    -- The first action of the run; what is decided about the plan is in the journal under it.
+    action_id bigint NOT NULL,
+    scope text NOT NULL,
+    agent text NOT NULL,
+    policy text NOT NULL,
+    policy_version integer NOT NULL,
+    purpose text,
+    search_path text[] NOT NULL,
+    statements jsonb NOT NULL,
+    statement_hash text NOT NULL,
+    -- Of the whole transaction; otherwise of one action in it.
+    is_block boolean NOT NULL,
+    digest text NOT NULL,
+    rows bigint NOT NULL,
+    tier text NOT NULL,
+    classes text[] NOT NULL DEFAULT '{}',
+    reasons text[] NOT NULL DEFAULT '{}',
+    approvals integer NOT NULL CHECK (approvals > 0),
+    report jsonb NOT NULL,
+    -- The plan that this one was made in place of, because the rows were no longer the same.
+    drift_of bigint,
+    made_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    made_by text NOT NULL DEFAULT session_user,
+    expires_at timestamptz NOT NULL,
+    committed_at timestamptz,
+    committed_by text,
+    committed_action bigint,
+    txid xid8
+);
+CREATE INDEX plan_wanted ON sqlguard.plan (scope, statement_hash);
+CREATE INDEX plan_role ON sqlguard.plan (role);
+CREATE INDEX plan_action ON sqlguard.plan (action_id);
+
+CREATE TABLE sqlguard.plan_decision (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    plan_id bigint NOT NULL REFERENCES sqlguard.plan (id),
+    decision text NOT NULL CHECK (decision IN ('approve', 'reject', 'revoke')),
+    digest text NOT NULL,
+    reason text,
+    at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    by text NOT NULL DEFAULT session_user
+);
+CREATE INDEX plan_decision_plan ON sqlguard.plan_decision (plan_id);
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sqlguard.plan_decision
+    FOR EACH STATEMENT EXECUTE FUNCTION sqlguard.refuse_rewrite();
+
+-- Transactions that went over a cap on the way to a plan: such a one can only be committed with an approved plan.
+CREATE UNLOGGED TABLE sqlguard.plan_run (
+    txid xid8 NOT NULL,
+    action_id bigint NOT NULL,
+    reasons text[] NOT NULL,
+    plan_id bigint,
+    PRIMARY KEY (txid, action_id)
+);
+
+-- What outcomes are signed with, so that a report which was carried by a task's own session is known to be ours.
+CREATE TABLE sqlguard.plan_secret (secret bytea NOT NULL);
+INSERT INTO sqlguard.plan_secret
+    SELECT pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.string_agg(pg_catalog.gen_random_uuid()::text, ''), 'UTF8'))
+    FROM pg_catalog.generate_series(1, 8);
+
+CREATE FUNCTION sqlguard.signature(message text) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT encode(sha256(s.secret || sha256(s.secret || convert_to(message, 'UTF8'))), 'hex')
+        FROM sqlguard.plan_secret s
+    $$;
+
+-- Caps -----------------------------------------------------------------------------------------------------
+
+-- Where the policy says so, a session that is making a plan may go over a cap: its transaction can't be committed
+-- then, but with an approved plan. Anybody may say that he is making a plan: it takes, it does not give.
+CREATE OR REPLACE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, message text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            choice text := (
+                SELECT coalesce(p.on_excess, d.document #>> '{defaults,on_excess}', 'approve')
+                FROM sqlguard.change_set c
+                JOIN sqlguard.task t ON t.id = c.task_id
+                JOIN sqlguard.policy d ON d.name = t.policy AND d.version = t.policy_version
+                LEFT JOIN sqlguard.policy_table p ON p.policy = t.policy AND p.version = t.policy_version
+                    AND (p.relid = c.relid OR p.relid IN (SELECT pg_partition_ancestors(c.relid)))
+                WHERE c.txid = tx ORDER BY c.id DESC, p.on_excess DESC LIMIT 1);
+        BEGIN
+            IF choice = 'approve' AND action IS NOT NULL AND current_setting('sqlguard.plan', true) = 'on' THEN
+                INSERT INTO sqlguard.plan_run AS r (txid, action_id, reasons) VALUES (tx, action, ARRAY[message])
+                    ON CONFLICT ON CONSTRAINT plan_run_pkey DO UPDATE SET reasons = r.reasons || excluded.reasons
+                    -- What is done after a plan was redeemed is not of the plan.
+                    WHERE r.plan_id IS NULL;
+                IF FOUND THEN
+                    RETURN;
+                END IF;
+            END IF;
+            RAISE EXCEPTION '%', message
+                USING ERRCODE = 'SG006', HINT = CASE choice
+                    WHEN 'approve' THEN 'narrow the WHERE to fewer rows, or have a preview approved'
+                    ELSE 'narrow the WHERE to fewer rows' END;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.check_plan_run() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            r sqlguard.plan_run;
+            p sqlguard.plan;
+        BEGIN
+            SELECT * INTO r FROM sqlguard.plan_run x WHERE x.txid = NEW.txid AND x.action_id = NEW.action_id;
+            IF NOT FOUND THEN
+                RETURN NULL;
+            ELSIF r.plan_id IS NULL THEN
+                RAISE EXCEPTION '%', r.reasons[1]
+                    USING ERRCODE = 'SG006', HINT = 'have a preview approved, then send it again';
+            END IF;
+            SELECT * INTO p FROM sqlguard.plan x WHERE x.id = r.plan_id;
+            IF p.digest <> sqlguard.change_digest(r.txid, CASE WHEN NOT p.is_block THEN p.committed_action END) THEN
+                RAISE EXCEPTION 'more was changed than plan % says', p.id
+                    USING ERRCODE = 'SG003', HINT = 'commit the plan by itself, in a transaction of its own';
+            END IF;
+            DELETE FROM sqlguard.plan_run x WHERE x.txid = NEW.txid AND x.action_id = NEW.action_id;
+            RETURN NULL;
+        END
+    $$;
+CREATE CONSTRAINT TRIGGER approved AFTER INSERT ON sqlguard.plan_run
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sqlguard.check_plan_run();
+
+-- SET CONSTRAINTS ALL IMMEDIATE, but for the one above: a preview goes over a cap and is rolled back. With the
+-- caller's rights: the triggers that it fires are not ours.
+CREATE FUNCTION sqlguard.force_constraints() RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            names text := (
+                SELECT string_agg(DISTINCT format('%I.%I', n.nspname, c.conname), ', ')
+                FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
+                WHERE c.condeferrable AND n.nspname <> 'sqlguard'
+                    AND (n.nspname !~ '^pg_temp_' OR n.oid = pg_my_temp_schema()));
+        BEGIN
+            IF names IS NOT NULL THEN
+                EXECUTE 'SET CONSTRAINTS ' || names || ' IMMEDIATE';
+            END IF;
+        END
+    $$;
+
+-- What a run changed ---------------------------------------------------------------------------------------
+
+-- Rows per unguarded table that this session has written since its counters were last read by the server. Only
+-- differences mean anything.
+CREATE FUNCTION sqlguard.count_unguarded() RETURNS jsonb
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(jsonb_object_agg(q.oid::text, jsonb_build_array(q.i, q.u, q.d)) FILTER (WHERE q.i + q.u + q.d > 0),
+                        '{}')
+        FROM (SELECT c.oid, pg_stat_get_xact_tuples_inserted(c.oid) AS i, pg_stat_get_xact_tuples_updated(c.oid) AS u,
+                     pg_stat_get_xact_tuples_deleted(c.oid) AS d
+              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+              WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\_%'
+                  AND n.nspname NOT IN ('information_schema', 'sqlguard')
+                  AND NOT EXISTS (SELECT FROM pg_trigger t
+                                  WHERE t.tgrelid = c.oid AND t.tgname = 'sqlguard_insert')) q
+    $$;
+
+-- Before the statement whose effects are going to be weighed.
+CREATE FUNCTION sqlguard.begin_plan() RETURNS void
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT set_config('sqlguard.plan', 'on', true);
+        SELECT set_config('sqlguard.counted', sqlguard.count_unguarded()::text, true);
+    $$;
+
+CREATE FUNCTION sqlguard.unguarded_changes()
+    RETURNS TABLE (name text, inserted bigint, updated bigint, deleted bigint)
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT format('%s.%s', n.nspname, c.relname), q.i, q.u, q.d
+        FROM (SELECT k.key::oid AS oid, (k.value ->> 0)::bigint - coalesce((b.before -> k.key ->> 0)::bigint, 0) AS i,
+                     (k.value ->> 1)::bigint - coalesce((b.before -> k.key ->> 1)::bigint, 0) AS u,
+                     (k.value ->> 2)::bigint - coalesce((b.before -> k.key ->> 2)::bigint, 0) AS d
+              FROM jsonb_each(sqlguard.count_unguarded()) k,
+                   (SELECT coalesce(nullif(current_setting('sqlguard.counted', true), ''), '{}')::jsonb AS before) b) q
+        JOIN pg_class c ON c.oid = q.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE q.i + q.u + q.d > 0
+        ORDER BY 1
+    $$;
+
+-- The exact rows: of each its table, its key and how it was before. An inserted row has no before, and its key is
+-- often a number that no two runs get: then the number of rows has to do. The rows' order means nothing.
+CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
+    SET extra_float_digits = 1 SET bytea_output = 'hex'
+    AS $$
+        DECLARE
+            lines text := '';
+            part text;
+            n bigint;
+            same text;
+            c record;
+        BEGIN
+            FOR c IN
+                SELECT s.schema_name, s.table_name, s.op, s.relid, s.key_columns, array_agg(s.id) AS ids,
+                       sum(s.rows)::bigint AS rows
+                FROM sqlguard.change_set s
+                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+                GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3
+            LOOP
+                part := '';
+                IF c.op = 'insert' AND (coalesce(cardinality(c.key_columns), 0) = 0 OR EXISTS (
+                        SELECT FROM pg_attribute a WHERE a.attrelid = c.relid AND a.attname = ANY (c.key_columns)
+                            AND (a.atthasdef OR a.attidentity <> ''))) THEN
+                    NULL;
+                ELSIF c.op = 'soft_delete' AND cardinality(c.key_columns) > 0 THEN
+                    SELECT string_agg(format('"sg row".%I = r.key[%s]::%s', k.name, k.n,
+                                             format_type(a.atttypid, a.atttypmod)), ' AND ')
+                        INTO same
+                        FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
+                        JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
+                    EXECUTE format($q$
+                        SELECT string_agg(h, '' ORDER BY h COLLATE "C") FROM (
+                            SELECT encode(sha256(convert_to(jsonb_build_array(r.key, coalesce(r.before,
+                                (to_jsonb("sg row") - '{deleted_at,deleted_by_agent}'::text[])::text))::text, 'UTF8')),
+                                'hex') AS h
+                            FROM sqlguard.row_change r LEFT JOIN ONLY %s AS "sg row" ON %s
+                            WHERE r.change_set_id = ANY ($1)) q
+                        $q$, c.relid::regclass, same) INTO part USING c.ids;
+                ELSE
+                    SELECT string_agg(h, '' ORDER BY h COLLATE "C") INTO part FROM (
+                        SELECT encode(sha256(convert_to(jsonb_build_array(r.key, r.new_key, r.before)::text, 'UTF8')),
+                                      'hex') AS h
+                        FROM sqlguard.row_change r WHERE r.change_set_id = ANY (c.ids)) q;
+                END IF;
+                lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
+                                                    encode(sha256(coalesce(part, '')::bytea), 'hex'))::text || E'\n';
+            END LOOP;
+            SELECT lines || coalesce(string_agg(jsonb_build_array(u.name, u.inserted, u.updated, u.deleted)::text, E'\n'), '')
+                INTO lines FROM sqlguard.unguarded_changes() u;
+            RETURN encode(sha256(convert_to(lines, 'UTF8')), 'hex');
+        END
+    $$;
+
+-- The rows of a table before the transaction's own deletes; past a million the planner's estimate has to do.
+CREATE FUNCTION sqlguard.rows_before(root oid, removed bigint) RETURNS bigint
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            estimate double precision := (SELECT c.reltuples FROM pg_class c WHERE c.oid = root);
+            live bigint;
+        BEGIN
+            IF estimate > 1000000 THEN
+                RETURN estimate;
+            END IF;
+            EXECUTE format('SELECT count(*) FROM %s%s', root::regclass,
+                           CASE sqlguard.mode_of(root) WHEN 'soft' THEN ' WHERE deleted_at IS NULL' ELSE '' END)
+                INTO live;
+            RETURN live + removed;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.shares(tx xid8, only_action bigint)
+    RETURNS TABLE (name text, rows bigint, of_rows bigint, share double precision)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT q.root::regclass::text, q.rows, b.n, round((q.rows / greatest(b.n, 1)::numeric), 4)::float8
+        FROM (SELECT coalesce(pg_partition_root(s.relid)::oid, s.relid) AS root,
+                     sum(s.rows)::bigint AS rows,
+                     coalesce(sum(s.rows) FILTER (WHERE s.op IN ('delete', 'soft_delete')), 0)::bigint AS removed
+              FROM sqlguard.change_set s
+              WHERE s.txid = tx AND s.op <> 'insert' AND (only_action IS NULL OR s.action_id = only_action)
+              GROUP BY 1) q
+        CROSS JOIN LATERAL (SELECT sqlguard.rows_before(q.root, q.removed) AS n) b
+        ORDER BY 1
+    $$;
+
+-- What the gates need to know of a statement that has run: little, because every write may be asked.
+CREATE FUNCTION sqlguard.weigh(only_action bigint, with_share boolean) RETURNS text
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT jsonb_build_object(
+            'rows', (SELECT coalesce(sum(c.rows), 0) FROM sqlguard.transaction_changes() c
+                     WHERE only_action IS NULL OR c.action_id = only_action)
+                    + (SELECT coalesce(sum(u.inserted + u.updated + u.deleted), 0) FROM sqlguard.unguarded_changes() u),
+            'share', CASE WHEN with_share THEN
+                (SELECT max(s.share) FROM sqlguard.shares(pg_current_xact_id_if_assigned(), only_action) s) END,
+            'excess', (SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
+                       WHERE r.txid = pg_current_xact_id_if_assigned() AND r.plan_id IS NULL
+                           AND (only_action IS NULL OR r.action_id = only_action)))::text
+    $$;
+
+-- Everything that a plan says of its run, with a signature. Called in the run's transaction by the task's session.
+CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DEFAULT 10)
+    RETURNS TABLE (outcome text, signed text)
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            tx xid8 := pg_current_xact_id_if_assigned();
+            own text := (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user);
+            report jsonb;
+        BEGIN
+            SELECT jsonb_build_object(
+                'affected', (
+                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', q.name, 'op', q.op, 'rows', q.rows,
+                                                                 'nested', q.nested) ORDER BY q.n), '[]')
+                    FROM (SELECT s.schema_name || '.' || s.table_name AS name, s.op, sum(s.rows)::bigint AS rows,
+                                 bool_and(s.depth > 0) AS nested, min(s.id) AS n
+                          FROM sqlguard.change_set s
+                          WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+                          GROUP BY 1, 2) q),
+                'unguarded', (
+                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', u.name, 'inserted', u.inserted,
+                                              'updated', u.updated, 'deleted', u.deleted)), '[]')
+                    FROM sqlguard.unguarded_changes() u),
+                'shares', (
+                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.name, 'rows', s.rows, 'of', s.of_rows,
+                                                                 'share', s.share)), '[]')
+                    FROM sqlguard.shares(tx, only_action) s),
+                'samples', (
+                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.schema_name || '.' || s.table_name,
+                        'op', s.op, 'key', s.key, 'after', s.after, 'before',
+                        CASE s.op WHEN 'soft_delete' THEN coalesce(s.before,
+                            s.after || (SELECT coalesce(jsonb_object_agg(k, NULL), '{}') FROM jsonb_object_keys(s.after) k
+                                        WHERE k IN ('deleted_at', 'deleted_by_agent')))
+                        ELSE s.before END)), '[]')
+                    FROM sqlguard.transaction_samples(max_samples) s
+                    WHERE only_action IS NULL OR s.action_id = only_action),
+                'sequences', (
+                    SELECT coalesce(jsonb_agg(DISTINCT c.oid::regclass::text), '[]')
+                    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND c.relkind = 'S'
+                        AND c.relnamespace <> 'sqlguard'::regnamespace
+                        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
+                'locks', (
+                    SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_object('table', c.oid::regclass::text, 'mode', l.mode)),
+                                    '[]')
+                    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND c.relkind IN ('r', 'p', 'v', 'm')
+                        AND l.mode <> 'AccessShareLock' AND c.relnamespace <> 'sqlguard'::regnamespace
+                        AND c.relnamespace <> 'pg_catalog'::regnamespace
+                        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
+                'excess', (
+                    SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
+                    WHERE r.txid = tx AND (only_action IS NULL OR r.action_id = only_action)))
+                INTO report;
+            outcome := jsonb_build_object(
+                'task', own, 'at', extract(epoch FROM clock_timestamp()), 'report', report, 'is_block', only_action IS NULL,
+                'digest', sqlguard.change_digest(tx, only_action))::text;
+            signed := sqlguard.signature(outcome);
+            RETURN NEXT;
+        END
+    $$;
+
+-- Plans ----------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION sqlguard.append_event(action bigint, kind text, detail jsonb) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+    AS $$
+        DECLARE
+            e sqlguard.event;
+            last bytea;
+        BEGIN
+            SELECT a.task_id INTO STRICT e.task_id FROM sqlguard.action a WHERE a.id = append_event.action;
+            INSERT INTO sqlguard.chain (task_id) VALUES (e.task_id) ON CONFLICT DO NOTHING;
+            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = e.task_id FOR UPDATE;
+            e.id := nextval('sqlguard.event_id_seq');
+            e.action_id := action;
+            e.at := clock_timestamp();
+            e.kind := kind;
+            e.detail := coalesce(detail, '{}');
+            e.by := session_user;
+            e.prev_hash := last;
+            e.hash := sqlguard.chained(last, sqlguard.event_values(e));
+            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
+            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
+            RETURN e.id;
+        END
+    $$;
+
+-- Store what a run would have done. By the operator, or by a task's own session for itself: what it says of the
+-- run is signed, and how many approvals it asks for is then the policy's highest number.
+CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            t sqlguard.task;
+            o jsonb := outcome::jsonb;
+            made bigint;
+            needed integer := greatest(coalesce((document ->> 'approvals')::integer, 1), 1);
+            action bigint := (document ->> 'action_id')::bigint;
+        BEGIN
+            IF signed IS DISTINCT FROM sqlguard.signature(outcome)
+                OR (o ->> 'at')::float8 < extract(epoch FROM clock_timestamp()) - 600 THEN
+                RAISE EXCEPTION 'this is no outcome of a run' USING ERRCODE = '42501';
+            END IF;
+            SELECT * INTO STRICT t FROM sqlguard.task x WHERE x.id = sqlguard.authorised_task(o ->> 'task');
+            IF NOT EXISTS (SELECT FROM sqlguard.action a WHERE a.id = action AND a.task_id = t.id) THEN
+                RAISE EXCEPTION 'the plan belongs to no action of its task' USING ERRCODE = '22023';
+            END IF;
+            IF session_user::text LIKE 'sg\_tk\_%' THEN
+                needed := greatest(needed, (
+                    SELECT max((g ->> 'approvals')::integer) FROM sqlguard.policy p,
+                        jsonb_array_elements(coalesce(p.document -> 'gates', '[]')) g
+                    WHERE p.name = t.policy AND p.version = t.policy_version));
+            END IF;
+            INSERT INTO sqlguard.plan (task_id, role, action_id, scope, agent, policy, policy_version, purpose,
+                search_path, statements, statement_hash, is_block, digest, rows, tier, classes, reasons, approvals,
+                report, drift_of, expires_at)
+            VALUES (t.id, coalesce(CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text END,
+                                   document ->> 'role', ''),
+                action, sqlguard.key_scope(t), t.agent, t.policy, t.policy_version, t.purpose,
+                ARRAY(SELECT jsonb_array_elements_text(document -> 'search_path')), document -> 'statements',
+                document ->> 'statement_hash', (o ->> 'is_block')::boolean, o ->> 'digest',
+                (SELECT coalesce(sum((a ->> 'rows')::bigint), 0) FROM jsonb_array_elements(o #> '{report,affected}') a)
+                + (SELECT coalesce(sum((u ->> 'inserted')::bigint + (u ->> 'updated')::bigint + (u ->> 'deleted')::bigint), 0)
+                   FROM jsonb_array_elements(o #> '{report,unguarded}') u),
+                coalesce(document ->> 'tier', 'irreversible'),
+                ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'classes', '[]'))),
+                ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'reasons', '[]'))),
+                needed, o -> 'report', (document ->> 'drift_of')::bigint,
+                clock_timestamp() + least(coalesce((document ->> 'lifetime')::interval, '1 hour'), '7 days'))
+            RETURNING id INTO made;
+            PERFORM sqlguard.append_event(action, 'planned', jsonb_build_object('plan', made));
+            PERFORM pg_notify('sqlguard_plans', made::text);
+            RETURN made;
+        END
+    $$;
+
+-- Approvals since the last revocation, one per person.
+CREATE FUNCTION sqlguard.approvers(plan bigint) RETURNS text[]
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(array_agg(DISTINCT d.by), '{}') FROM sqlguard.plan_decision d
+        WHERE d.plan_id = plan AND d.decision = 'approve'
+            AND d.id > coalesce((SELECT max(r.id) FROM sqlguard.plan_decision r
+                                 WHERE r.plan_id = plan AND r.decision = 'revoke'), 0)
+    $$;
+
+-- `open` `approved` `rejected` `expired` `committed`. Under another policy version an approval means nothing: see
+-- `redeem_plan`.
+CREATE FUNCTION sqlguard.plan_state(p sqlguard.plan) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT CASE
+            WHEN p.committed_at IS NOT NULL THEN 'committed'
+            WHEN EXISTS (SELECT FROM sqlguard.plan_decision d WHERE d.plan_id = p.id AND d.decision = 'reject') THEN 'rejected'
+            WHEN p.expires_at <= clock_timestamp() THEN 'expired'
+            WHEN cardinality(sqlguard.approvers(p.id)) >= p.approvals THEN 'approved'
+            ELSE 'open' END
+    $$;
+
+-- In the run's transaction, by the task's session: take the approval of *wanted_plan*, or of the newest approved plan
+-- for the same statements of the same agent, policy version, parameters and purpose. Whoever comes second waits here
+-- for the first, and finds it used up.
+CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_action bigint, first_action bigint)
+    RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            t sqlguard.task;
+            p sqlguard.plan;
+            tx xid8 := pg_current_xact_id();
+            found_digest text;
+        BEGIN
+            SELECT task.* INTO t FROM sqlguard.lease l JOIN sqlguard.task ON task.id = l.task_id
+                WHERE l.role = session_user AND l.state = 'live' AND task.state = 'open';
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'only a task''s session can commit a plan' USING ERRCODE = '42501';
+            END IF;
+            SELECT x.* INTO p FROM sqlguard.plan x
+                WHERE x.scope = sqlguard.key_scope(t) AND x.policy_version = t.policy_version
+                    AND x.purpose IS NOT DISTINCT FROM t.purpose AND x.committed_at IS NULL
+                    AND x.is_block = (only_action IS NULL)
+                    AND CASE WHEN wanted_plan IS NULL THEN x.statement_hash = wanted_hash ELSE x.id = wanted_plan END
+                    AND sqlguard.plan_state(x) = 'approved'
+                ORDER BY x.id DESC LIMIT 1 FOR UPDATE;
+            IF NOT FOUND THEN
+                RETURN '{"found": false}';
+            END IF;
+            found_digest := sqlguard.change_digest(tx, only_action);
+            IF found_digest <> p.digest OR sqlguard.plan_state(p) <> 'approved' THEN
+                RETURN jsonb_build_object('found', true, 'plan', p.id, 'equal', false, 'report', p.report)::text;
+            END IF;
+            UPDATE sqlguard.plan x SET committed_at = clock_timestamp(), committed_by = session_user, txid = tx,
+                committed_action = coalesce(only_action, first_action) WHERE x.id = p.id;
+            UPDATE sqlguard.plan_run r SET plan_id = p.id
+                WHERE r.txid = tx AND (only_action IS NULL OR r.action_id = only_action);
+            RETURN jsonb_build_object('found', true, 'plan', p.id, 'equal', true)::text;
+        END
+    $$;
+
+-- Decisions of people --------------------------------------------------------------------------------------
+
+-- Whether a person with this login was made an approver. The implicit membership that PostgreSQL 16 gives to whoever
+-- made the role, without any of its rights, does not count.
+CREATE FUNCTION sqlguard.is_approver(login name) RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        WITH RECURSIVE up AS (
+            SELECT r.oid FROM pg_roles r WHERE r.rolname = login
+            UNION
+            SELECT m.roleid FROM up JOIN pg_auth_members m ON m.member = up.oid
+            WHERE coalesce((to_jsonb(m) ->> 'inherit_option')::boolean, true)
+                OR coalesce((to_jsonb(m) ->> 'set_option')::boolean, true))
+        SELECT EXISTS (SELECT FROM up JOIN pg_roles r ON r.oid = up.oid WHERE r.rolname = 'sqlguard_approver')
+    $$;
+
+-- By session_user alone: SET ROLE and functions with their owner's rights don't change it.
+CREATE FUNCTION sqlguard.decide_plan(wanted bigint, decision text, seen_digest text, reason text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            p sqlguard.plan;
+            t sqlguard.task;
+            state text;
+        BEGIN
+            IF session_user::text LIKE 'sg\_tk\_%'
+                OR EXISTS (SELECT FROM sqlguard.lease l WHERE l.role = session_user)
+                OR NOT sqlguard.is_approver(session_user::name) THEN
+                RAISE EXCEPTION '`%` is no approver', session_user
+                    USING ERRCODE = '42501', HINT = 'a person who is a member of sqlguard_approver has to decide';
+            END IF;
+            SELECT x.* INTO p FROM sqlguard.plan x WHERE x.id = wanted FOR UPDATE;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'there is no plan %', wanted USING ERRCODE = 'SG002', HINT = 'see `sqlguard plan list`';
+            END IF;
+            SELECT x.* INTO t FROM sqlguard.task x WHERE x.id = p.task_id;
+            state := sqlguard.plan_state(p);
+            IF state NOT IN ('open', 'approved') THEN
+                RAISE EXCEPTION 'plan % is %', p.id, state
+                    USING ERRCODE = 'SG002', HINT = 'have the statement previewed again';
+            END IF;
+            IF decision = 'approve' THEN
+                IF session_user IN (t.opened_by, p.made_by) THEN
+                    RAISE EXCEPTION '`%` opened the task or previewed for it, and can''t approve for it', session_user
+                        USING ERRCODE = '42501', HINT = 'another member of sqlguard_approver has to decide';
+                ELSIF seen_digest IS DISTINCT FROM p.digest THEN
+                    RAISE EXCEPTION 'what was looked at is not plan %', p.id
+                        USING ERRCODE = 'SG003', HINT = 'look at the plan again';
+                ELSIF session_user = ANY (sqlguard.approvers(p.id)) THEN
+                    RAISE EXCEPTION '`%` has approved plan % already', session_user, p.id
+                        USING ERRCODE = 'SG002', HINT = 'another person has to approve it too';
+                ELSIF state = 'approved' THEN
+                    RAISE EXCEPTION 'plan % is approved already', p.id USING ERRCODE = 'SG002';
+                ELSIF EXISTS (SELECT FROM sqlguard.policy x WHERE x.name = p.policy AND x.version > p.policy_version)
+                    AND NOT EXISTS (SELECT FROM sqlguard.task x WHERE x.state = 'open' AND x.policy = p.policy
+                                    AND x.policy_version = p.policy_version AND sqlguard.key_scope(x) = p.scope) THEN
+                    RAISE EXCEPTION 'plan % was made under an older version of policy `%`', p.id, p.policy
+                        USING ERRCODE = 'SG002', HINT = 'have the statement previewed again';
+                END IF;
+            ELSIF decision = 'reject' AND coalesce(btrim(reason), '') = '' THEN
+                RAISE EXCEPTION 'a rejection needs a reason' USING ERRCODE = 'SG002', HINT = 'the agent reads it';
+            ELSIF decision = 'revoke' AND cardinality(sqlguard.approvers(p.id)) = 0 THEN
+                RAISE EXCEPTION 'plan % has no approval that could be revoked', p.id USING ERRCODE = 'SG002';
+            END IF;
+            INSERT INTO sqlguard.plan_decision (plan_id, decision, digest, reason)
+                VALUES (p.id, decide_plan.decision, p.digest, decide_plan.reason);
+            PERFORM sqlguard.append_event(p.action_id,
+                CASE decision WHEN 'approve' THEN 'approved' WHEN 'reject' THEN 'rejected' ELSE 'revoked' END,
+                jsonb_build_object('plan', p.id, 'digest', p.digest, 'reason', reason));
+            PERFORM pg_notify('sqlguard_plans', p.id::text);
+            RETURN sqlguard.plan_state(p);
+        END
+    $$;
+
+-- Reading --------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION sqlguard.plan_document(p sqlguard.plan) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT jsonb_build_object(
+            'plan', p.id, 'state', sqlguard.plan_state(p), 'task', p.task_id, 'agent', p.agent, 'policy', p.policy,
+            'policy_version', p.policy_version, 'purpose', p.purpose, 'action', p.action_id,
+            'statements', (SELECT coalesce(jsonb_agg(jsonb_build_object('statement', s -> 'statement',
+                                                     'params', s -> 'params')), '[]')
+                           FROM jsonb_array_elements(p.statements) s),
+            'is_block', p.is_block, 'digest', p.digest, 'affected_rows', p.rows, 'tier', p.tier, 'classes', p.classes,
+            'reasons', p.reasons, 'approvals_needed', p.approvals, 'approved_by', sqlguard.approvers(p.id),
+            'rejected_because', (SELECT d.reason FROM sqlguard.plan_decision d
+                                 WHERE d.plan_id = p.id AND d.decision = 'reject' LIMIT 1),
+            'drift_of', p.drift_of, 'made_at', p.made_at, 'expires_at', p.expires_at,
+            'committed_at', p.committed_at, 'committed_action', p.committed_action) || p.report
+    $$;
+
+-- A ticket as its agent may see it: any session of the same agent, policy and parameters.
+CREATE FUNCTION sqlguard.ticket(wanted bigint) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT sqlguard.plan_document(p) FROM sqlguard.plan p
+            JOIN sqlguard.lease l ON l.role = session_user JOIN sqlguard.task t ON t.id = l.task_id
+        WHERE p.id = wanted AND p.scope = sqlguard.key_scope(t)
+    $$;
+CREATE FUNCTION sqlguard.last_plan() RETURNS text
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT sqlguard.plan_document(p)::text FROM sqlguard.plan p WHERE p.role = session_user ORDER BY p.id DESC LIMIT 1
+    $$;
+-- What is needed to run a plan again, for a session of its agent.
+CREATE FUNCTION sqlguard.plan_statements(wanted bigint) RETURNS jsonb
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT jsonb_build_object('statements', p.statements, 'is_block', p.is_block, 'state', sqlguard.plan_state(p),
+                                  'search_path', p.search_path)
+        FROM sqlguard.plan p JOIN sqlguard.lease l ON l.role = session_user JOIN sqlguard.task t ON t.id = l.task_id
+        WHERE p.id = wanted AND p.scope = sqlguard.key_scope(t) AND p.policy_version = t.policy_version
+            AND p.purpose IS NOT DISTINCT FROM t.purpose
+    $$;
+
+REVOKE ALL ON FUNCTION
+    sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_unguarded(),
+    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.change_digest(xid8, bigint),
+    sqlguard.rows_before(oid, bigint), sqlguard.shares(xid8, bigint), sqlguard.weigh(bigint, boolean),
+    sqlguard.plan_outcome(bigint, integer), sqlguard.append_event(bigint, text, jsonb),
+    sqlguard.record_plan(jsonb, text, text), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
+    sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.is_approver(name),
+    sqlguard.decide_plan(bigint, text, text, text), sqlguard.plan_document(sqlguard.plan), sqlguard.ticket(bigint),
+    sqlguard.last_plan(), sqlguard.plan_statements(bigint)
+    FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION
+    sqlguard.force_constraints(), sqlguard.begin_plan(), sqlguard.weigh(bigint, boolean),
+    sqlguard.plan_outcome(bigint, integer), sqlguard.record_plan(jsonb, text, text),
+    sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.ticket(bigint), sqlguard.last_plan(),
+    sqlguard.plan_statements(bigint)
+    TO sqlguard_agent;
+GRANT SELECT ON sqlguard.plan, sqlguard.plan_decision TO sqlguard_approver;
+GRANT EXECUTE ON FUNCTION
+    sqlguard.decide_plan(bigint, text, text, text), sqlguard.plan_state(sqlguard.plan), sqlguard.approvers(bigint),
+    sqlguard.plan_document(sqlguard.plan)
+    TO sqlguard_approver;

@@ -8,6 +8,7 @@ Fail closed: no rule speaking is a refusal, a rule that raises is a refusal. The
 from sqlguard.errors import SqlguardError
 from sqlguard.policy import tiers
 from sqlguard.policy.context import Context
+from sqlguard.policy.model import Gate
 from sqlguard.policy.registry import BY_KIND, Rule
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.statement.model import Kind, Session, Statement
@@ -35,16 +36,21 @@ def decide(statement: Statement, session: Session, context: Context) -> Verdict:
             )
         )
     effect = max(f.effect for f in findings)
+    gates: tuple[Gate, ...] = ()
     if effect < Effect.REFUSE:
         try:
-            findings.extend(tiers.gates(statement, context))
+            gates = tiers.candidates(statement, context)
         except Exception as fault:
             findings.append(_failed("gates", fault))
-        effect = max(f.effect for f in findings)
+    approvals = 1
+    if gates and not tiers.is_late(gates[0].when):
+        findings.extend(tiers.finding(gates[0]))
+        approvals, gates = gates[0].approvals, ()
+    effect = max(f.effect for f in findings)
     tier, classes = (
         tiers.of(statement, context) if statement.writes or statement.calls else ("reversible", ())
     )
-    return Verdict(effect, tuple(findings), tier, classes)
+    return Verdict(effect, tuple(findings), tier, classes, gates, approvals)
 
 
 def _inside(statement: Statement, inner: Verdict) -> list[Finding]:

@@ -11,8 +11,9 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from sqlguard.errors import PolicyError
 
@@ -20,6 +21,11 @@ Tier = Literal["reversible", "costly", "compensable", "irreversible"]
 DeleteMode = Literal["soft", "journal", "refuse"]
 #: Tables whose rules a policy keeps ready.
 _REMEMBERED = 10_000
+CONDITION = r"^\s*(>=?|<=?|==?|!=|<>)?\s*[0-9]+(\.[0-9]+)?\s*$"
+_DAY = "(mon|tue|wed|thu|fri|sat|sun)"
+DAYS = f"^{_DAY}(-{_DAY})?(,{_DAY}(-{_DAY})?)*$"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
+HOURS = f"^{_TIME}-{_TIME}$"
 _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -84,6 +90,10 @@ class Defaults(Limits):
     search_path: tuple[str, ...] = ("public",)
     reads: Reads = Reads()
     unscoped: Literal["approve", "refuse"] = "refuse"
+    plan_ttl: Duration = Field(
+        timedelta(hours=1), description="how long a plan can be approved and committed"
+    )
+    plan_only: bool = Field(default=False, description="nothing commits but approved plans")
 
 
 class TableRule(Limits):
@@ -103,16 +113,29 @@ class FunctionRule(_Model):
 class When(_Model):
     tier: Tier | tuple[Tier, ...] | None = None
     class_: str | None = Field(None, alias="class")
-    rows: str | None = None
-    share: str | None = None
-    confidence: str | None = None
+    rows: str | None = Field(None, description="`>10`", pattern=CONDITION)
+    share: str | None = Field(None, description="of a table: `>=0.5`", pattern=CONDITION)
+    confidence: str | None = Field(None, description="`<0.70`; none said counts as 0", pattern=CONDITION)
     kind: str | None = None
     table: str | None = None
+    days: str | None = Field(None, description="`sat,sun` or `mon-fri`", pattern=DAYS)
+    hours: str | None = Field(None, description="`18:00-08:00`, the end not included", pattern=HOURS)
+    timezone: str = Field("UTC", description="of days and hours, e.g. `Europe/Berlin`")
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(f"there is no time zone `{name}`") from None
+        return name
 
 
 class Gate(_Model):
     when: When = When()
     then: Literal["allow", "approve", "refuse"]
+    approvals: int = Field(1, gt=0, description="how many people have to approve")
 
 
 class Policy(_Model):

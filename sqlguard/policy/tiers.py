@@ -1,12 +1,16 @@
 """
 Tier and compliance classes of a statement, and the policy's gates as far as they can be decided beforehand.
 
-The tier belongs to the statement and the policy, never to the agent's claim (DESIGN 3.5). Gates that ask for
-measured rows, a share or the agent's confidence are decided when those are known: `matching` takes them.
+The tier belongs to the statement and the policy, never to the agent's claim (DESIGN 3.5). Gates that ask for the
+time, the agent's confidence, or the rows or share that were measured are decided when those are known (`holds`); the
+first gate that matches decides, whichever kind it is.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
+from zoneinfo import ZoneInfo
 
 from sqlguard.catalog import Table
 from sqlguard.policy import calls
@@ -43,84 +47,103 @@ def _tier(write: Write, table: Table, context: Context) -> str:
     return "reversible" if all(t.ours for t in table.triggers) else "costly"
 
 
-def gates(statement: Statement, context: Context) -> Iterator[Finding]:
-    """Yield the finding of the first gate that matches, as far as that is known before the statement runs."""
+def candidates(statement: Statement, context: Context) -> tuple[Gate, ...]:
+    """Return the gates that may match, in the policy's order, up to the first that is sure to."""
     if not context.policy.gates or not (statement.writes or statement.calls):
-        return
+        return ()
     tier, classes = of(statement, context)
     tables = [f"{w.table.schema}.{w.table.name}" for w in statement.writes]
+    found: list[Gate] = []
     for gate in context.policy.gates:
-        when = gate.when
-        if when.rows is not None or when.share is not None or when.confidence is not None:
-            continue
-        if matches(when, tier=tier, classes=classes, kind=statement.kind.value, tables=tables):
-            yield from _finding(gate)
-            return
+        if matches(gate.when, tier=tier, classes=classes, kind=statement.kind.value, tables=tables):
+            found.append(gate)
+            if not is_late(gate.when):
+                break
+    return tuple(found)
 
 
-def _finding(gate: Gate) -> Iterator[Finding]:
+def is_late(when: When) -> bool:
+    """Whether it takes more than statement and policy to decide over *when*."""
+    return any(v is not None for v in (when.rows, when.share, when.confidence, when.days, when.hours))
+
+
+def finding(gate: Gate) -> Iterator[Finding]:
+    """Yield what *gate* says of a statement that it matches, if it says anything."""
     if gate.then == "approve":
         yield Finding("gate", Effect.APPROVE, "a statement of this kind needs an approval")
     elif gate.then == "refuse":
-        yield Finding("gate", Effect.REFUSE, "a statement of this kind is not allowed for this task")
+        yield Finding(
+            "gate",
+            Effect.REFUSE,
+            "a statement of this kind is not allowed for this task",
+            "leave it out, or ask the operator whether the policy should allow it",
+        )
 
 
-def matching(  # noqa: PLR0913  one argument per key of `when`
-    found: Iterable[Gate],
-    *,
-    tier: str,
-    classes: Iterable[str],
-    kind: str,
-    tables: Iterable[str],
-    rows: int | None = None,
-    share: float | None = None,
-    confidence: float | None = None,
-) -> Gate | None:
-    """Return the first gate that matches what is known now; one that asks for something unknown does not."""
-    tables, classes = list(tables), list(classes)
-    for gate in found:
-        if matches(
-            gate.when,
-            tier=tier,
-            classes=classes,
-            kind=kind,
-            tables=tables,
-            rows=rows,
-            share=share,
-            confidence=confidence,
-        ):
-            return gate
-    return None
-
-
-def matches(  # noqa: PLR0913  one argument per key of `when`
-    when: When,
-    *,
-    tier: str,
-    classes: Iterable[str],
-    kind: str,
-    tables: Iterable[str],
-    rows: float | None = None,
-    share: float | None = None,
-    confidence: float | None = None,
-) -> bool:
-    """Whether every key that *when* names holds."""
+def matches(when: When, *, tier: str, classes: Iterable[str], kind: str, tables: Iterable[str]) -> bool:
+    """Whether every key that *when* names and that is known beforehand holds."""
     tiers = (when.tier,) if isinstance(when.tier, str) else when.tier
     return (
         (tiers is None or tier in tiers)
         and (when.class_ is None or when.class_ in classes)
         and (when.kind is None or when.kind == kind)
         and (when.table is None or when.table in tables)
-        and (when.rows is None or _compare(when.rows, rows))
-        and (when.share is None or _compare(when.share, share))
-        and (when.confidence is None or _compare(when.confidence, confidence))
     )
 
 
-def _compare(condition: str, value: float | None) -> bool:
-    """Whether *value* meets `>10`, `<=0.5` or `3`."""
-    if value is None:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """
+    What is known when a statement is run: `rows` and `share` only once it has been.
+
+    A confidence that was not said is none: leaving it out must not open a gate.
+    """
+
+    now: datetime
+    confidence: float | None = None
+    rows: int | None = None
+    share: float | None = None
+
+
+def holds(when: When, facts: Facts) -> bool | None:
+    """Whether the late keys of *when* hold; None if that shows only after the run."""
+    if when.confidence is not None and not compare(when.confidence, facts.confidence or 0.0):
         return False
+    if not _in_time(when, facts.now):
+        return False
+    for condition, value in ((when.rows, facts.rows), (when.share, facts.share)):
+        if condition is not None and value is None:
+            return None
+        if condition is not None and value is not None and not compare(condition, value):
+            return False
+    return True
+
+
+_WEEK = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def _in_time(when: When, now: datetime) -> bool:
+    if when.days is None and when.hours is None:
+        return True
+    local = now.astimezone(ZoneInfo(when.timezone))
+    if when.days is not None and not any(_on(part, local.weekday()) for part in when.days.split(",")):
+        return False
+    if when.hours is None:
+        return True
+    begin, _, end = when.hours.partition("-")
+    at = f"{local:%H:%M}"
+    # One that ends before it begins goes over midnight.
+    return begin <= at < end if begin < end else at >= begin or at < end
+
+
+def _on(part: str, day: int) -> bool:
+    first, _, last = part.partition("-")
+    begin, end = _WEEK.index(first), _WEEK.index(last or first)
+    return begin <= day <= end if begin <= end else day >= begin or day <= end
+
+
+def compare(condition: str, value: float) -> bool:
+    """Whether *value* meets `>10`, `<=0.5` or `3`."""
     text = condition.strip()
     operator = text[: len(text) - len(text.lstrip("<>=!"))]
     try:

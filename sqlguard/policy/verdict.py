@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from sqlguard.policy.model import Gate
+
 
 class Effect(IntEnum):
     """allow < rewrite < approve < refuse; the strongest wins (as Cedar's forbid overrides permit)."""
@@ -40,6 +42,10 @@ class Verdict:
     tier: str = "reversible"
     #: Compliance classes of the tables written.
     classes: tuple[str, ...] = ()
+    #: Gates of which one may still match, in order: they ask for what is known when it is run (`policy.late`).
+    gates: tuple[Gate, ...] = ()
+    #: How many people have to approve, where one has to.
+    approvals: int = 1
 
     @property
     def decisive(self) -> Finding | None:

@@ -1,17 +1,20 @@
 """The judge: strongest finding, fail closed, what carries a statement out, grants, tiers and gates."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from guard_world import ALL, CONTEXT, NONE, PATH, SESSION, context, read, verdict
+from pydantic import ValidationError
 
-from sqlguard.policy import decide, registry
+from sqlguard.policy import decide, late, registry
 from sqlguard.policy.context import Context
+from sqlguard.policy.late import Measured
 from sqlguard.policy.model import Gate
 from sqlguard.policy.registry import BY_KIND, Rule
-from sqlguard.policy.tiers import matching
-from sqlguard.policy.verdict import Effect, Finding
+from sqlguard.policy.tiers import Facts, holds
+from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.statement.model import Kind, Session, Statement
 
 
@@ -215,20 +218,63 @@ def test_gates_in_order() -> None:
     [
         ({"rows": ">10"}, {"rows": 11}, True),
         ({"rows": ">10"}, {"rows": 10}, False),
-        ({"rows": ">10"}, {}, False),
+        ({"rows": ">10"}, {}, None),
+        ({"rows": ">10", "confidence": "<0.5"}, {"confidence": 0.9}, False),
         ({"share": ">=0.5"}, {"share": 0.5}, True),
+        ({"confidence": "<0.70"}, {}, True),
+        ({"days": "fri-sun"}, {}, True),
+        ({"days": "mon,sat"}, {}, False),
+        ({"hours": "22:00-06:00"}, {}, True),
+        ({"hours": "22:00-06:00", "timezone": "Asia/Tokyo"}, {}, False),
+        ({"hours": "08:00-23:30"}, {}, False),
         ({"confidence": "<0.70"}, {"confidence": 0.5}, True),
         ({"confidence": "<0.70"}, {"confidence": 0.9}, False),
-        ({"rows": "many"}, {"rows": 10}, False),
         ({}, {}, True),
     ],
 )
 def test_gates_that_ask_for_what_is_measured(
-    when: dict[str, Any], known: dict[str, Any], *, matched: bool
+    when: dict[str, Any], known: dict[str, Any], *, matched: bool | None
 ) -> None:
     gate = Gate.model_validate({"when": when, "then": "approve"})
-    found = matching([gate], tier="reversible", classes=(), kind="update", tables=(), **known)
-    assert (found is gate) is matched
+    sunday_night = datetime(2026, 11, 29, 23, 45, tzinfo=UTC)
+    assert holds(gate.when, Facts(sunday_night, **known)) is matched
+
+
+@pytest.mark.parametrize("when", [{"rows": "many"}, {"hours": "25:00-26:00"}, {"days": "today"}])
+def test_a_condition_that_says_nothing_is_an_error(when: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Gate.model_validate({"when": when, "then": "approve"})
+
+
+@pytest.mark.parametrize(
+    ("gates", "measured", "effect", "approvals"),
+    [
+        ([({"rows": ">10"}, "approve")], None, None, 1),
+        ([({"rows": ">10"}, "approve")], 11, Effect.APPROVE, 1),
+        ([({"rows": ">10"}, "approve")], 10, Effect.ALLOW, 1),
+        ([({"rows": "<5"}, "allow"), ({"confidence": "<0.7"}, "approve")], None, None, 1),
+        ([({"rows": "<5"}, "allow"), ({"confidence": "<0.7"}, "approve")], 4, Effect.ALLOW, 1),
+        ([({"rows": "<5"}, "allow"), ({"confidence": "<0.7"}, "approve")], 5, Effect.APPROVE, 1),
+        ([({"confidence": "<0.7"}, "approve"), ({"rows": ">1"}, "refuse")], None, Effect.APPROVE, 1),
+        ([({"rows": ">10"}, "refuse"), ({}, "approve", 2)], 11, Effect.REFUSE, 1),
+        ([({"rows": ">10"}, "refuse"), ({}, "approve", 2)], 9, Effect.APPROVE, 2),
+    ],
+)
+def test_the_first_gate_that_matches_decides_whichever_kind_it_is(
+    gates: list[Any], measured: int | None, effect: Effect | None, approvals: int
+) -> None:
+    made = [
+        Gate.model_validate({"when": when, "then": then, "approvals": (*more, 1)[0]})
+        for when, then, *more in gates
+    ]
+    found = late.rule(
+        Verdict(Effect.ALLOW, gates=tuple(made)),
+        confidence=None,
+        now=datetime(2026, 11, 29, tzinfo=UTC),
+        measured=None if measured is None else Measured(measured),
+    )
+    assert (found and found.effect) is effect
+    assert (found.approvals if found else 1) == approvals
 
 
 # --- messages ----------------------------------------------------------------------------------------------
