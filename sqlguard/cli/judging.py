@@ -11,7 +11,7 @@ from sqlguard.policy.assumed import assumed_catalog
 from sqlguard.policy.context import Context
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
-from sqlguard.statement import analyse
+from sqlguard.statement import analyse, dialects
 from sqlguard.statement.model import Session
 
 
@@ -50,3 +50,18 @@ def decided(text: str, policy: Policy, dsn: str | None) -> tuple[Decision, ...]:
     except SqlguardError as fault:
         return (refusal(text, fault),)
     return tuple(Decision(s, decide(s, session, context), s.text) for s in statements)
+
+
+def decided_elsewhere(text: str, dialect: str, policy: Policy) -> tuple[Decision, ...]:
+    """
+    Return decisions on a text in another database's *dialect*, by what it becomes in PostgreSQL's grammar.
+
+    Raises NotConfigured for a dialect that is not known.
+    """
+    found: list[Decision] = []
+    for original, carried in dialects.carry_over(text, dialect):
+        if isinstance(carried, SqlguardError):
+            found.append(refusal(original, carried))
+        else:
+            found += decided(carried, policy, None)
+    return tuple(found)

@@ -8,7 +8,7 @@ import typer
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator_dsn
-from sqlguard.cli.judging import decided, load_policies
+from sqlguard.cli.judging import decided, decided_elsewhere, load_policies
 from sqlguard.cli.output import err, out, print_json, print_rows
 from sqlguard.connection import connect
 from sqlguard.gate import error
@@ -45,6 +45,10 @@ def check(
         str | None, typer.Option(help="Policy file or name; default: the only one in the folder.")
     ] = None,
     why: Annotated[bool, typer.Option("--why", help="Name the rules too, for people.")] = False,
+    dialect: Annotated[
+        str | None,
+        typer.Option(help="The text is of another database (mysql, sqlite, bigquery …): a lint, weaker."),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -60,13 +64,19 @@ def check(
     policies = load_policies([policy] if policy else None)
     if len(policies) != 1:
         raise typer.BadParameter("several policies: name one with --policy")
-    found = settings.load(dsn=dsn).dsn
-    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decided(text, policies[0], found)]
+    # A lint of another database's text has no business with the catalog of this one.
+    found = None if dialect else settings.load(dsn=dsn).dsn
+    decisions = (
+        decided_elsewhere(text, dialect, policies[0]) if dialect else decided(text, policies[0], found)
+    )
+    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decisions]
     if as_json:
-        print_json({"statements": documents})
+        print_json({"dialect": dialect or "postgresql", "lint": bool(dialect), "statements": documents})
     else:
         for document in documents:
             _say(document)
+        if dialect:
+            out.print(f"(a lint: {dialect} was carried over to PostgreSQL, which guards less surely)")
     verdicts = {document["verdict"] for document in documents}
     raise typer.Exit(1 if "refuse" in verdicts else 3 if "approve" in verdicts else 0)
 
