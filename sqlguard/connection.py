@@ -168,9 +168,10 @@ class GuardedConnection:
         if decision.is_write and in_block and outcome.action is not None and not dry_run:
             self._open_actions.append(outcome.action)
         if decision.kind in (Kind.COMMIT, Kind.ROLLBACK) and not self._executor.in_transaction:
-            ended = "committed" if outcome.tag == "COMMIT" else "failed"
+            committed = outcome.tag == "COMMIT"
+            detail = {"tag": outcome.tag} | ({} if committed else {"reason": "rolled back"})
             for action in self._open_actions:
-                self._settled(action, ended, {"tag": outcome.tag})
+                self._settled(action, "committed" if committed else "failed", detail)
             self._open_actions.clear()
         return outcome
 

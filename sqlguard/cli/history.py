@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator
@@ -14,6 +15,7 @@ from sqlguard.postgres import compensate
 from sqlguard.postgres import history as lives
 from sqlguard.postgres import journal as journals
 from sqlguard.postgres import reconcile as reconciling
+from sqlguard.postgres.known import require
 from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import UndoReport
 
@@ -42,6 +44,7 @@ def list_(
         task=task, agent=agent, table=table, row=row, since=aware(since), until=aware(until)
     )
     with operator(dsn) as conn:
+        require(conn, task=task, agent=agent)
         actions = journals.list_actions(conn, **wanted, limit=limit)
     if as_json:
         print_json({"actions": [a.as_dict() for a in actions]})
@@ -85,6 +88,7 @@ def verify(
     Example: sqlguard journal verify
     """
     with operator(dsn) as conn:
+        require(conn, task=task)
         report = journals.verify(conn, task=task)
     if as_json:
         print_json(report)
@@ -170,6 +174,7 @@ def undo(
     if on_conflict not in ("stop", "skip", "force"):
         raise typer.BadParameter("--on-conflict is stop, skip or force")
     with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
+        require(conn, task=task, action=action, undo=undo_id)
         bar = progress.add_task("undoing", total=None)
 
         def advanced(done: int, total: int) -> None:
@@ -210,7 +215,9 @@ def _show(report: UndoReport, *, preview: bool) -> None:
         out.print("already undone: nothing to do")
         return
     for conflict in report.conflicts:
-        out.print(f"[yellow]conflict[/yellow] {conflict}")
+        out.print(f"[yellow]conflict[/yellow] {escape(str(conflict))}")
+        for line in conflict.values():
+            out.print(f"  {line}", markup=False)
     if report.stopped:
         err.print(
             f"{report.conflict_count} conflict(s): nothing was changed. `--on-conflict skip` leaves these rows"

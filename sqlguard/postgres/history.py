@@ -20,7 +20,12 @@ _CHANGES = """
     SELECT r.id AS row_change, c.id AS change_set, c.at, c.op, c.shape_id, r.key, r.new_key, r.before,
            c.action_id AS action, c.task_id AS task, coalesce(a.agent, t.agent) AS agent, a.reason,
            a.statement, c.undo_id AS undo, u.by,
-           (SELECT max(d.undo_id) FROM sqlguard.undone d WHERE d.change_set_id = c.id) AS undone_by
+           -- What the last undo of the set left alone is as the agent made it.
+           (SELECT d.undo_id FROM sqlguard.undone d WHERE d.change_set_id = c.id
+                AND NOT EXISTS (SELECT FROM sqlguard.undo_skipped s
+                                WHERE s.change_set_id = c.id AND s.undo_id = d.undo_id AND s.row_change_id = r.id)
+                AND d.undo_id = (SELECT max(l.undo_id) FROM sqlguard.undone l WHERE l.change_set_id = c.id))
+               AS undone_by
     FROM sqlguard.change_set c
     JOIN sqlguard.row_change r ON r.change_set_id = c.id
     LEFT JOIN sqlguard.action a ON a.id = c.action_id
@@ -37,7 +42,7 @@ class Change:
 
     `after` is what the next change, or now the table, found: changes by sessions that are not captured (the
     application's own) show there. `undo` and `by` are set when an operator's undo made the change,
-    `undone_by` when an undo took it back.
+    `undone_by` when an undo took it back: an undo that left this row alone did not.
     """
 
     at: datetime
@@ -92,12 +97,15 @@ def _table(conn: psycopg.Connection[Any], table: str) -> tuple[Target, list[str]
         {"table": table},
     ).fetchone()
     if row is None:
-        raise NotConfigured(f"`{table}` is not a guarded table", hint="`sqlguard guard` lists them")
+        raise NotConfigured(f"`{table}` is not a guarded table", hint="`sqlguard tables` lists them")
     # Type names must come out qualified.
     conn.execute("SELECT set_config('search_path', 'pg_catalog', true)")
     target = read_target(conn, row[0], row[1], row[2])
     if target is None or not row[3]:
-        raise NotConfigured(f"`{table}` has no key")
+        raise NotConfigured(
+            f"`{table}` has no primary key, so its rows have no history of their own",
+            hint="`sqlguard journal list --table` has what was done to it",
+        )
     return target, row[3]
 
 
@@ -108,7 +116,10 @@ def _texts(conn: psycopg.Connection[Any], target: Target, names: Sequence[str], 
     else:
         values = [key] if isinstance(key, str | int) else list(key)
     if len(values) != len(names):
-        raise NotConfigured(f"the key of `{target.label}` is ({', '.join(names)})")
+        raise NotConfigured(
+            f"the key of `{target.label}` is ({', '.join(names)})",
+            hint="give a value for each, in this order",
+        )
     casts = [
         sql.SQL("({}::{})::text").format(sql.Literal(str(value)), sql.SQL(target.by_name[name].type))
         for name, value in zip(names, values, strict=True)

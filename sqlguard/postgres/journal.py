@@ -44,6 +44,9 @@ _ACTIONS = sql.SQL("""
            a.tables, a.statement, a.executed, a.params, a.compensation, a.via, a.backend_pid,
            CASE WHEN e.kind = 'reconciled' THEN coalesce(e.detail ->> 'outcome', 'reconciled')
                 WHEN e.kind = 'undone' AND e.detail ? 'redo' THEN 'committed'
+                WHEN e.kind = 'undone' AND (e.detail ->> 'skipped')::bigint > 0 THEN 'partly_undone'
+                WHEN e.kind = 'failed' AND NOT e.detail ? 'sqlstate' AND e.detail ->> 'reason' LIKE 'rolled back%%'
+                    THEN 'rolled_back'
                 WHEN e.kind IS NOT NULL AND e.kind <> 'started' THEN e.kind
                 WHEN a.verdict NOT IN ('allow', 'rewrite') THEN 'refused'
                 WHEN c.sets > 0 THEN 'committed'
@@ -78,8 +81,17 @@ FILTER = sql.SQL("""
 _LIST = _ACTIONS + FILTER + sql.SQL(" ORDER BY a.id DESC LIMIT %(limit)s")
 _CHANGES = """
     SELECT c.id, c.schema_name || '.' || c.table_name AS "table", c.op, c.rows, c.at, c.txid::text AS txid,
-           EXISTS (SELECT FROM sqlguard.undone u WHERE u.change_set_id = c.id) AS undone
-    FROM sqlguard.change_set c WHERE c.action_id = %s ORDER BY c.id
+           n.rows = c.rows AS undone, n.rows AS undone_rows
+    FROM sqlguard.change_set c
+    LEFT JOIN LATERAL (
+        SELECT max(u.undo_id) AS undo_id FROM sqlguard.undone u WHERE u.change_set_id = c.id
+    ) u ON true
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN u.undo_id IS NULL THEN 0 ELSE c.rows - (
+            SELECT count(*) FROM sqlguard.undo_skipped s WHERE s.change_set_id = c.id AND s.undo_id = u.undo_id)
+        END AS rows
+    ) n
+    WHERE c.action_id = %s ORDER BY c.id
 """
 
 

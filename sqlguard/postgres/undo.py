@@ -333,8 +333,16 @@ class Run:
             [undo_id],
         )
         detail = {"undo": undo_id} | ({} if self.scope.undo is None else {"redo": True})
+        skipped = dict(
+            self.conn.execute(
+                "SELECT c.action_id, count(*) FROM sqlguard.undo_skipped s"
+                " JOIN sqlguard.change_set c ON c.id = s.change_set_id WHERE s.undo_id = %s GROUP BY 1",
+                [undo_id],
+            ).fetchall()
+        )
         for action in read_actions(self.conn, sets):
-            self.conn.execute("SELECT sqlguard.record_event(%s, 'undone', %s)", [action, Jsonb(detail)])
+            told = detail | ({"skipped": skipped[action]} if action in skipped else {})
+            self.conn.execute("SELECT sqlguard.record_event(%s, 'undone', %s)", [action, Jsonb(told)])
 
     def _next(self, sequence: str) -> int:
         row = self.conn.execute("SELECT nextval(%s::text::regclass)", [sequence]).fetchone()

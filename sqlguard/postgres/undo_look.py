@@ -8,6 +8,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
 from sqlguard.postgres.images import Images
 from sqlguard.postgres.undo_plan import ChangeSet
 from sqlguard.postgres.undo_report import Conflict, Difference
@@ -70,6 +71,9 @@ class Look:
         if target is not None and all(n in target.by_name for n in names):
             current = self._current(target, names, row["key"]) if names else None
             wanted = self._wanted(one, target, row["before"])
+            if one.op == "soft_delete" and wanted is None and current is not None:
+                # The deleted row is its own image.
+                wanted = current | {DELETED_AT: None, DELETED_BY_AGENT: None}
         return Conflict(one.table, key, row["reason"], current, wanted, one.id)
 
     def _current(self, target: Target, names: Sequence[str], key: Sequence[str]) -> dict[str, Any] | None:

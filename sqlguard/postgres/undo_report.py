@@ -1,5 +1,6 @@
 """What an undo did, or would do, and the rows it left alone."""
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +17,14 @@ class TableCount:
         return {"table": self.table, "op": self.op, "rows": self.rows}
 
 
+def _shown(row: dict[str, Any] | None) -> str:
+    return "no row" if row is None else ", ".join(f"{name}={_value(value)}" for name, value in row.items())
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """A row that an undo leaves alone, with what it is now and what it was before the agent's change."""
@@ -29,7 +38,22 @@ class Conflict:
 
     def __str__(self) -> str:
         key = ", ".join(f"{name}={value}" for name, value in self.key.items())
-        return f"{self.table} ({key}): {self.reason}"
+        return f"{self.table} ({key or 'a row without key'}): {self.reason}"
+
+    def values(self) -> list[str]:
+        """Return a line for each column that an undo would change, with what is there and what was there before."""
+        if self.current is None and self.wanted is None:
+            return []
+        if not self.key:
+            return [f"was {_shown(self.wanted)} before"]  # which row it is now can't be told
+        if self.current is None or self.wanted is None:
+            now, was = (_shown(row) for row in (self.current, self.wanted))
+            return [f"is {now}", f"was {was} before"]
+        return [
+            f"{name} is {_value(value)}, was {_value(self.wanted.get(name))} before"
+            for name, value in self.current.items()
+            if name in self.wanted and self.wanted[name] != value
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -380,7 +380,8 @@ class AgentSession:
         if was_in_block and not self.in_block:
             committed = done and decision.kind is Kind.COMMIT and (preview or expect.tag == b"COMMIT")
             self.memory.end(committed=committed, previewed=preview)
-            self.settle("previewed" if preview else "committed" if committed else "failed", {})
+            ended = "previewed" if preview else "committed" if committed else "failed"
+            self.settle(ended, {"reason": "rolled back"} if ended == "failed" and done else {})
             self.dry_block = False
         elif own and not self.in_block and not self.extended.is_open:
             self.memory.end(committed=done)

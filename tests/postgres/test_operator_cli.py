@@ -196,3 +196,29 @@ def test_a_pipe_gets_whole_values_in_one_line_each(capsys: pytest.CaptureFixture
         "one\\ttwo\\nthree\t" + "y" * 500,
         '\t{"k": [1]}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("undo", "--task", "nobody"), "task `nobody`"),
+        (("undo", "--task", "nobody", "--preview"), "task `nobody`"),
+        (("undo", "--action", "999"), "action `999`"),
+        (("undo", "--undo", "999"), "undo `999`"),
+        (("journal", "list", "--task", "nobody"), "task `nobody`"),
+        (("journal", "list", "--agent", "nobody"), "agent `nobody`"),
+        (("journal", "verify", "--task", "nobody"), "task `nobody`"),
+        (("journal", "show", "999"), "999"),
+    ],
+)
+def test_a_typo_is_no_empty_answer(shop: Command, words: tuple[str, ...], named: str) -> None:
+    status, said, complained = shop(*words)
+    assert (status, said) == (1, "")
+    assert named in complained
+    assert "hint" in complained
+
+
+def test_nothing_done_yet_is_no_error(shop: Command) -> None:
+    task = json.loads(shop("task", "open", "--agent", "a", "--policy", "support", "--json")[1])["task"]
+    assert shop("undo", "--task", task)[0] == 0
+    assert shop("journal", "list", "--task", task)[0] == 0
