@@ -68,6 +68,8 @@ CREATE TABLE sqlguard.task (
     max_expires_at timestamptz NOT NULL,
     ended_at timestamptz,
     end_reason text,
+    -- Nothing of it commits but approved plans.
+    plan_only boolean NOT NULL DEFAULT false,
     FOREIGN KEY (policy, policy_version) REFERENCES sqlguard.policy (name, version),
     CHECK (expires_at <= max_expires_at)
 );
@@ -185,6 +187,7 @@ CREATE TABLE sqlguard.row_change (
     key text[],
     new_key text[],
     before text,
+    after bigint,  -- a hash of the new row's text, so that an undo sees who changed it before the agent did again
     PRIMARY KEY (change_set_id, id)
 );
 

@@ -86,7 +86,7 @@ CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sqlguard.remov
 -- What can be blanked at all: not who, when, or what became of it.
 GRANT UPDATE (statement, executed, params, reason, step, compensation) ON sqlguard.action TO CURRENT_USER;
 GRANT UPDATE (detail) ON sqlguard.event TO CURRENT_USER;
-GRANT UPDATE (key, new_key, before, removal_id) ON sqlguard.row_change TO CURRENT_USER;
+GRANT UPDATE (key, new_key, before, after, removal_id) ON sqlguard.row_change TO CURRENT_USER;
 
 -- Blank the images of rows, and their keys too if *keys*; returns how many.
 CREATE FUNCTION sqlguard.erase_images(removal bigint, change_sets bigint[], row_changes bigint[], keys boolean)
@@ -98,7 +98,7 @@ CREATE FUNCTION sqlguard.erase_images(removal bigint, change_sets bigint[], row_
         BEGIN
             INSERT INTO sqlguard.erasure_run (txid) VALUES (pg_current_xact_id());
             UPDATE sqlguard.row_change r
-                SET before = NULL, removal_id = removal,
+                SET before = NULL, after = NULL, removal_id = removal,
                     key = CASE WHEN keys THEN NULL ELSE r.key END,
                     new_key = CASE WHEN keys THEN NULL ELSE r.new_key END
                 FROM unnest(change_sets, row_changes) AS w (change_set_id, id)

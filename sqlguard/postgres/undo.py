@@ -23,6 +23,7 @@ from psycopg.types.json import Jsonb
 from sqlguard.errors import Refused, UndoConflict
 from sqlguard.postgres import undo_rings
 from sqlguard.postgres.images import Images, pin
+from sqlguard.postgres.undo_between import find_between
 from sqlguard.postgres.undo_conflicts import find_removed
 from sqlguard.postgres.undo_look import LISTED, Look
 from sqlguard.postgres.undo_plan import (
@@ -37,7 +38,7 @@ from sqlguard.postgres.undo_plan import (
 )
 from sqlguard.postgres.undo_report import Difference, TableCount, UndoReport
 from sqlguard.postgres.undo_sql import Mode, Statements, Work
-from sqlguard.postgres.undo_steps import KEYLESS, Done, reverse
+from sqlguard.postgres.undo_steps import Done, reverse
 from sqlguard.postgres.undo_table import Target, read_target
 
 Progress = Callable[[int, int], None]
@@ -197,6 +198,8 @@ class Run:
         # Functions in checks and domains may count on it, and type names are read by now.
         self.conn.execute("SELECT set_config('search_path', %s, true)", [path])
         find_removed(self.conn, [s.id for s in sets])
+        if self.on_conflict != "force":
+            find_between(self.conn, sets)
         works = []
         for one in ordered(sets, references):
             target = self._tables[one.relid]
@@ -204,8 +207,8 @@ class Run:
                 self._impossible(one, "the table is gone")
                 continue
             missing = [k for k in one.key_columns or [] if k not in target.by_name]
-            if missing or not (one.key_columns or one.op in KEYLESS):
-                self._impossible(one, "the table has no key by which its rows could be found")
+            if missing:
+                self._impossible(one, "the table has lost the key by which its rows could be found")
                 continue
             new = self._next("sqlguard.change_set_id_seq")
             shape = shapes[one.relid, one.shape_id]

@@ -26,6 +26,8 @@ PINNED = (
     ("bytea_output", "hex"),
     ("lc_monetary", "C"),
 )
+#: Sets of up to so many rows keep a hash of each new row.
+HASHED = 1000
 # A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')
 
@@ -43,15 +45,30 @@ _KEEP = sql.SQL("""
                    n.rows, {columns}, shape, pg_trigger_depth() - 1
             FROM it, n WHERE shape = {shape} AND n.rows BETWEEN 1 AND it.remaining),
     r AS (
-        INSERT INTO sqlguard.row_change (change_set_id, key, before)
-            SELECT change, {key}, {image} FROM {source} {row}
-            WHERE (SELECT shape = {shape} AND n.rows <= it.remaining FROM it, n))
+        INSERT INTO sqlguard.row_change (change_set_id, key, before{after})
+            {rows})
     SELECT n.rows, CASE shape WHEN {shape} THEN it.remaining END INTO total, remaining FROM n LEFT JOIN it ON true;
     IF remaining IS NULL OR total > remaining THEN
-        INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM {source} {row};
+        INSERT INTO sqlguard.row_change (change_set_id, key, before{after}) {rows_again};
         PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation}, total,
                                      {columns}, shape, {nested});
     END IF;""")
+
+# The rows of a set; those of small sets with a hash of what the change made of them (see `_rows`).
+_ROWS = sql.SQL("SELECT change, {key}, {image} FROM {source} {row} WHERE {when}")
+_ROWS_MADE = sql.SQL(
+    "SELECT change, {key}, {image}, CASE WHEN {total} <= {few} THEN hashtextextended({whole}, 0) END"
+    " FROM {source} {row} WHERE {when}"
+)
+_ROWS_CHANGED = sql.SQL("""SELECT change, {key}, {image},
+                   CASE WHEN {total} = 1 THEN (SELECT hashtextextended({whole}, 0) FROM sg_new {row}) END
+            FROM sg_old {row} WHERE {when} AND NOT {total} BETWEEN 2 AND {few}
+            UNION ALL
+            SELECT change, u.key::text[], u.image, u.after
+            FROM unnest((SELECT array_agg({key}::text) FROM sg_old {row}),
+                        (SELECT array_agg({image}) FROM sg_old {row}),
+                        (SELECT array_agg(hashtextextended({whole}, 0)) FROM sg_new {row})) AS u (key, image, after)
+            WHERE {when} AND {total} BETWEEN 2 AND {few}""")
 
 _STATEMENT = sql.SQL("""
 DECLARE  -- version {version}
@@ -134,10 +151,12 @@ _PAIRS = sql.SQL("""
         RETURN NULL;
     END IF;""")
 
-_PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
-    SELECT $1, o.key, {new_key}, {before}
+_PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before, after)
+    SELECT $1, o.key, {new_key}, {before}, {after}
     FROM (SELECT row_number() OVER () AS i, {key} AS key, ({row}.*)::text AS image, {mark} AS at FROM sg_old {row}) o
-    JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at FROM sg_new {row}) n USING (i)
+    JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at,
+                 CASE WHEN (SELECT count(*) <= {few} FROM sg_new) THEN hashtextextended(({row}.*)::text, 0) END AS hash
+          FROM sg_new {row}) n USING (i)
     WHERE {which}""")
 
 _ROW = sql.SQL("""
@@ -149,6 +168,7 @@ DECLARE  -- version {version}
     old_key text[];
     new_key text[];
     before text;
+    after bigint;
 BEGIN
     IF TG_OP <> 'INSERT' THEN
         old_key := {old_key};
@@ -156,12 +176,14 @@ BEGIN
     END IF;
     IF TG_OP <> 'DELETE' THEN
         new_key := {new_key};
+        after := hashtextextended((NEW.*)::text, 0);
     END IF;{soft}
     IF operation = 'update' AND new_key IS DISTINCT FROM old_key THEN
         operation := 'rekey';
     END IF;
-    INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before)
-        VALUES (change, coalesce(old_key, new_key), CASE operation WHEN 'rekey' THEN new_key END, before);
+    INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before, after)
+        VALUES (change, coalesce(old_key, new_key), CASE operation WHEN 'rekey' THEN new_key END, before,
+                CASE WHEN operation <> 'soft_delete' THEN after END);
     PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, operation, 1,
                                  {columns}, shape, nested);
     IF operation = 'soft_delete' AND NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
@@ -249,11 +271,41 @@ def _keep(parts: dict[str, sql.Composable], operation: str, image: sql.Composabl
     return _KEEP.format(
         **parts,
         operation=sql.Literal(operation),
-        source=source,
-        image=image,
+        after=sql.SQL(", after" if operation in ("insert", "update") else ""),
+        rows=_rows(
+            parts,
+            operation,
+            source,
+            image,
+            total=sql.SQL("(SELECT n.rows FROM n)"),
+            when=sql.SQL("(SELECT shape = {} AND n.rows <= it.remaining FROM it, n)").format(parts["shape"]),
+        ),
+        rows_again=_rows(parts, operation, source, image, total=sql.SQL("total"), when=sql.SQL("true")),
         # A soft delete has been counted by then, and may be part of another one's cascade.
         count=sql.SQL("total") if soft else sql.SQL("(SELECT count(*) FROM {})").format(source),
         nested=sql.SQL("nested" if soft else "false"),
+    )
+
+
+def _rows(  # noqa: PLR0913 (what a set is, and two expressions for what is known of it)
+    parts: dict[str, sql.Composable],
+    operation: str,
+    source: sql.Composable,
+    image: sql.Composable,
+    *,
+    total: sql.Composable,
+    when: sql.Composable,
+) -> sql.Composed:
+    """
+    Return the query for the rows of a set.
+
+    Old and new rows are brought together by their places in two arrays: a join would need a plan of its own.
+    A hash costs as much as an image, so large sets do without, and an undo says so.
+    """
+    kinds = {"insert": _ROWS_MADE, "update": _ROWS_CHANGED}
+    whole = sql.SQL("({}.*)::text").format(ROW)
+    return kinds.get(operation, _ROWS).format(
+        **parts, source=source, image=image, total=total, when=when, few=sql.Literal(HASHED), whole=whole
     )
 
 
@@ -306,6 +358,8 @@ def _pair(
         mark=sql.SQL("deleted_at") if soft else sql.SQL("NULL::timestamptz"),
         new_key=sql.SQL("NULL") if which == "soft" else sql.SQL("n.key") if which == "all" else changed,
         before=sql.SQL("NULL") if which == "soft" and keyed else sql.SQL("o.image"),
+        after=sql.SQL("NULL::bigint" if which == "soft" else "n.hash"),
+        few=sql.Literal(HASHED),
         which=deleted
         if which == "soft"
         else sql.SQL("true")

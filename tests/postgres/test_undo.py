@@ -244,7 +244,8 @@ def test_another_task_in_between_is_a_conflict_until_it_is_undone(world: World) 
     theirs = world.act(other, "UPDATE app.link SET image = image || '+' WHERE id = 2")
     later = act(world, "UPDATE app.link SET image = image || '!' WHERE id < 3")
     report = undo.undo(world.op, task="t")
-    assert [str(c) for c in report.conflicts] == ["app.link (id=2): the row was changed since"]
+    why = "somebody else changed the row between two of these changes"
+    assert [str(c) for c in report.conflicts] == [f"app.link (id=2): {why}"]
     assert undo.undo(world.op, action=theirs).conflict_count == 1
     for action in (later, theirs, mine):
         assert undo.undo(world.op, action=action).conflicts == ()
@@ -384,3 +385,49 @@ def test_soft_deleted_rows_come_back_unless_their_place_is_taken(database: Datab
             (5,),
         ]
         assert rows(world.op, "SELECT note FROM app.parent WHERE id = 4") == [("of the owner",)]
+
+
+@pytest.mark.parametrize("ids", ["id = 1", "id < 4", "id < 19"])
+def test_a_change_of_the_owners_between_two_of_the_agents_is_a_conflict(world: World, ids: str) -> None:
+    before = world.contents(*TABLES)
+    first = act(world, f"UPDATE app.link SET image = 'a' WHERE {ids}")
+    world.op.execute("UPDATE app.link SET image = 'of the owner' WHERE id = 1")
+    second = act(world, f"UPDATE app.link SET image = image || '+' WHERE {ids}")
+    report = undo.undo(world.op, task="t")
+    why = "somebody else changed the row between two of these changes"
+    assert [str(c) for c in report.conflicts] == [f"app.link (id=1): {why}"]
+    assert undo.undo(world.op, action=second).conflicts == ()
+    assert undo.undo(world.op, action=first).conflict_count == 1
+    assert undo.undo(world.op, action=first, on_conflict="skip").conflict_count == 1
+    assert rows(world.op, "SELECT image FROM app.link WHERE id = 1") == [("of the owner",)]
+    assert undo.undo(world.op, action=first, on_conflict="force").conflicts == ()
+    assert world.contents(*TABLES) == before
+
+
+def test_it_is_one_for_inserts_new_keys_and_older_changes_too(world: World) -> None:
+    world.op.execute("INSERT INTO app.parent (id, email) VALUES (900, 'x')")
+    old = act(world, "UPDATE app.parent SET note = 'older' WHERE id = 900")
+    inserted = act(world, "INSERT INTO app.parent (id, email) VALUES (901, 'y')")
+    moved = act(world, "UPDATE app.parent SET id = 902 WHERE id = 900")
+    world.op.execute("UPDATE app.parent SET note = 'of the owner' WHERE id IN (901, 902)")
+    act(
+        world,
+        "DELETE FROM app.parent WHERE id = 901",
+        "UPDATE app.parent SET note = note || '!' WHERE id = 902",
+    )
+    report = undo.undo(world.op, task="t", on_conflict="skip")
+    assert {c.key["id"] for c in report.conflicts} == {"901", "902"}
+    assert rows(world.op, "SELECT id, note FROM app.parent WHERE id > 800 ORDER BY 1") == [
+        (901, "of the owner"),
+        (902, "of the owner"),
+    ]
+    assert len({old, inserted, moved}) == 3
+
+
+def test_the_agents_own_changes_in_a_row_are_none(world: World) -> None:
+    before = world.contents(*TABLES)
+    for n in range(3):
+        act(world, f"UPDATE app.link SET image = image || '{n}' WHERE id < 5")
+        act(world, f"UPDATE app.parent SET note = note || '{n}', id = id + 100 WHERE id % 5 = {n}")
+    assert undo.undo(world.op, task="t").conflicts == ()
+    assert world.contents(*TABLES) == before
