@@ -1,1 +1,4 @@
+-- The owner of the schema may drop the function, and the event triggers go with it, whoever put them up.
+DROP FUNCTION IF EXISTS sqlguard.refuse_ddl() CASCADE;
+DROP TABLE sqlguard.door_session;
 DROP FUNCTION sqlguard.add_up_spent();

@@ -38,3 +38,11 @@ CREATE FUNCTION sqlguard.add_up_spent() RETURNS bigint
         END
     $$;
 REVOKE EXECUTE ON FUNCTION sqlguard.add_up_spent() FROM PUBLIC;
+
+-- Sessions that came through a proxy, for `sqlguard doctor`: who is not here has gone past it. Losing this in a
+-- crash loses nothing, since the sessions are gone as well.
+CREATE UNLOGGED TABLE sqlguard.door_session (
+    pid integer PRIMARY KEY,
+    role name NOT NULL,
+    joined_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);

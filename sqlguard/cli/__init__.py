@@ -14,8 +14,10 @@ from sqlguard.cli import (
     absent,
     database,
     demo,
+    doctor,
     feed,
     history,
+    mcp,
     observe,
     policies,
     retention,
@@ -46,6 +48,7 @@ app = typer.Typer(
 for group in (
     demo,
     database,
+    doctor,
     policies,
     tasks,
     statements,
@@ -55,6 +58,7 @@ for group in (
     retention,
     serve,
     observe,
+    mcp,
     absent,
 ):
     group.register(app)

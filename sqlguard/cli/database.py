@@ -22,13 +22,27 @@ _MANY = 20
 Tables = Annotated[list[str] | None, typer.Argument(help="Tables, `schema.name`; `public` is assumed.")]
 
 
-def migrate(*, dsn: Dsn = None, as_json: Json = False) -> None:
+def migrate(
+    *,
+    event_trigger: Annotated[
+        bool,
+        typer.Option(
+            "--event-trigger",
+            help="As a superuser: put up the event trigger (and nothing else) that refuses DDL by tasks.",
+        ),
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
     """
     Create or upgrade the schema `sqlguard` in the database (Alembic underneath). Safe to repeat.
 
     Example: sqlguard migrate --dsn postgresql://owner@localhost/shop
     """
     # Alembic costs a second to import, which no other command should pay.
+    if event_trigger:
+        _put_up(dsn, as_json=as_json)
+        return
     from sqlguard.postgres.migrate import migrate as run_migrations  # noqa: PLC0415
 
     done = run_migrations(operator_dsn(dsn))
@@ -38,6 +52,18 @@ def migrate(*, dsn: Dsn = None, as_json: Json = False) -> None:
         out.print(f"applied {len(done)} migration(s): {', '.join(done)}")
     else:
         out.print("nothing to do: the schema `sqlguard` is up to date")
+
+
+def _put_up(dsn: str | None, *, as_json: bool) -> None:
+    """No migration with it: what a superuser creates, the operator does not own."""
+    from sqlguard.postgres import event_trigger  # noqa: PLC0415
+
+    with operator(dsn) as conn:
+        event_trigger.put_up(conn)
+    if as_json:
+        print_json({"event_trigger": True})
+    else:
+        out.print("the event trigger refuses DDL by tasks")
 
 
 def guard(

@@ -216,6 +216,22 @@ def _cases(path: Path) -> list[dict[str, str]]:
         ) from None
 
 
+@group.command("refresh")
+def refresh(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Bring the rights of all policy versions in use to the tables as they are now; needs no files.
+
+    Example: sqlguard policy refresh
+    """
+    with operator(dsn) as conn:
+        done = policy_apply.refresh_policies(conn)
+    if as_json:
+        print_json({"policies": done})
+    for one in () if as_json else done:
+        changed = f"{len(one.statements)} statement(s)" if one.statements else "nothing to do"
+        out.print(f"{one.name} version {one.version}: {changed}", markup=False)
+
+
 @group.command("explain")
 def explain(
     sql: Annotated[str, typer.Argument(help="One or more SQL statements.")],
