@@ -14,7 +14,6 @@ _ABSENT = {
     "plan": "a dry run reports what a statement would change: `sqlguard preview`",
     "approve": "raise the cap in the policy, or run the statement as the owner",
     "reject": "nothing waits for an approval in this version",
-    "mcp": "give the agent the proxy's DSN with any PostgreSQL MCP server",
     "console": "use `sqlguard journal list` and `sqlguard undo --preview`",
 }
 

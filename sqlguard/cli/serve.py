@@ -64,7 +64,7 @@ def serve(
         log_level=log_level,
     )
     settings.host_and_port(configuration.listen)  # raises before anything is started
-    _configure_logs(configuration.log_level, as_json=as_json)
+    configure_logs(configuration.log_level, as_json=as_json)
     if check:
         found = composition.check(configuration)
         if as_json:
@@ -75,7 +75,7 @@ def serve(
     composition.serve(configuration)
 
 
-def _configure_logs(level: str, *, as_json: bool) -> None:
+def configure_logs(level: str, *, as_json: bool) -> None:
     # Tracebacks without local variables: those hold statements and row values.
     console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     renderer = structlog.processors.JSONRenderer() if as_json else console

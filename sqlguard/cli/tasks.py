@@ -18,7 +18,7 @@ group = typer.Typer(help="Tasks: an agent's short-lived right to the database.",
 Task = Annotated[str, typer.Argument(help="The task's id, as `task open` printed it.")]
 
 
-def _ttl(text: str) -> timedelta:
+def ttl_of(text: str) -> timedelta:
     try:
         value = duration(text)
     except ValueError as fault:
@@ -28,7 +28,7 @@ def _ttl(text: str) -> timedelta:
     return value
 
 
-def _parameters(pairs: list[str]) -> dict[str, str]:
+def parameters(pairs: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -55,7 +55,7 @@ def open_(
 
     Example: sqlguard task open --agent claude --policy support --ttl 15min --param customer_id=42 --json
     """
-    length, params = _ttl(ttl), _parameters(param or [])
+    length, params = ttl_of(ttl), parameters(param or [])
     with operator(dsn) as conn:
         opened = tasks.open_task(
             conn,
@@ -132,7 +132,7 @@ def renew(
     Example: sqlguard task renew TASK --ttl 300s
     """
     with operator(dsn) as conn:
-        expires_at = tasks.renew_task(conn, task, _ttl(ttl)).expires_at
+        expires_at = tasks.renew_task(conn, task, ttl_of(ttl)).expires_at
     if as_json:
         print_json({"task": task, "expires_at": expires_at})
     else:

@@ -56,9 +56,13 @@ def number_placeholders(text: str, params: Params) -> tuple[str, list[Any] | Non
         return f"${numbers[name]}"
 
     try:
-        return _PLACEHOLDER.sub(place, text), values
+        numbered = _PLACEHOLDER.sub(place, text)
     except (IndexError, KeyError, AssertionError) as fault:
         raise psycopg.ProgrammingError("the parameters do not fit the placeholders") from fault
+    if not values:
+        # Nothing but `%%`: the parameters are numbered already.
+        values = list(params.values() if isinstance(params, Mapping) else params)
+    return numbered, values
 
 
 @dataclass
