@@ -11,11 +11,8 @@ from dataclasses import dataclass, replace
 from psycopg import sql
 
 from sqlguard.postgres import undo_conflicts as conflicts
-from sqlguard.postgres.undo_keyless import unmark_by_image
+from sqlguard.postgres import undo_keyless as keyless
 from sqlguard.postgres.undo_sql import Statements, Work
-
-#: What can be taken back without a key: the images tell the rows apart.
-KEYLESS = frozenset({"soft_delete", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +29,16 @@ def reverse(run: Statements, work: Work) -> Iterator[Done]:
     run.advise(work.change.rows)
     match work.change.op:
         case "insert":
-            yield Done(work, "delete", _remove(run, work))
+            yield Done(work, "delete", (_remove if work.keys else keyless.remove_by_image)(run, work))
         case "delete":
             yield from _bring_back(run, work)
         case "soft_delete":
-            yield Done(work, "restore", (_unmark if work.keys else unmark_by_image)(run, work))
+            yield Done(work, "restore", (_unmark if work.keys else keyless.unmark_by_image)(run, work))
+        case _ if not work.keys:
+            if run.mode.careful:
+                conflicts.find_orphans(run, work)
+                conflicts.find_taken(run, work)
+            yield Done(work, "update", keyless.revert_by_image(run, work))
         case _:
             yield from _revert(run, work)
 
@@ -73,7 +75,9 @@ def _bring_back(run: Statements, work: Work) -> Iterator[Done]:
     done = _insert(run, work)
     yield Done(work, "insert", done)
     if done < work.change.rows:
-        if run.mode.force:
+        if not work.keys:
+            keyless.not_inserted(run, work)
+        elif run.mode.force:
             # Somebody else's row has the key: it gets the values of the row that was deleted.
             over = run.another(work)
             overwritten = _keep(run, over, only_foreign=True)
@@ -142,13 +146,15 @@ def _insert(run: Statements, work: Work, *, only_missing: bool = False) -> int:
             INSERT INTO {table} AS {row} ({columns}) OVERRIDING SYSTEM VALUE
             SELECT {values} FROM {src} WHERE {unblocked} AND {absent}
             {collisions}
-            RETURNING {key_of_row} AS key
+            RETURNING {key_of_row} AS key, {hash} AS after
         )
-        INSERT INTO sqlguard.row_change (change_set_id, key) SELECT {new}, key FROM back
+        INSERT INTO sqlguard.row_change (change_set_id, key, after) SELECT {new}, key, after FROM back
         """,
         columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
         values=run.values(columns),
         absent=absent if only_missing else sql.SQL("true"),
+        # Without a key a redo finds the rows by this.
+        hash=run.fill("NULL::bigint" if work.keys else "hashtextextended(({row}.*)::text, 0)", work),
         # ON CONFLICT makes an insert half as slow again, so it is kept for the second attempt.
         collisions=sql.SQL("ON CONFLICT DO NOTHING" if run.mode.careful else ""),
     )

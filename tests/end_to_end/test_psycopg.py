@@ -33,7 +33,7 @@ def test_transactions_roll_back_and_commit(wired_world: Wired, agent: Agent) -> 
                 _ = 1 / 0
         conn.commit()
     assert wired_world.value("SELECT note FROM orders WHERE id = 1") == "two"
-    assert wired_world.outcomes(agent) == ["failed", "committed", "failed"]
+    assert wired_world.outcomes(agent) == ["rolled_back", "committed", "rolled_back"]
 
 
 def test_a_refusal_inside_a_transaction_puts_it_into_the_failed_state(agent: Agent) -> None:
