@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlguard.connection import GuardedConnection as GuardedConnection
     from sqlguard.connection import connect as connect
+    from sqlguard.engine import create_engine as create_engine
     from sqlguard.plan import Outcome as Outcome
 
-__all__ = ["GuardedConnection", "Outcome", "connect"]
+__all__ = ["GuardedConnection", "Outcome", "connect", "create_engine"]
 _HOME = {
     "GuardedConnection": "sqlguard.connection",
     "connect": "sqlguard.connection",
+    "create_engine": "sqlguard.engine",
     "Outcome": "sqlguard.plan",
 }
 

@@ -8,12 +8,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import jsonschema
-import psycopg
 import pytest
 import uvicorn
 from end_to_end.shop import POLICY, SHOP, TABLES
@@ -94,7 +92,7 @@ async def serving(door: Door, **options: Any) -> AsyncIterator[str]:
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
         await asyncio.sleep(0.01)
     try:
         yield f"http://127.0.0.1:{port}/mcp"
@@ -202,7 +200,8 @@ async def test_annotations_tell_reads_from_writes(world: World) -> None:
     hints = {t.name: t.annotations for t in tools}
     assert {n for n, a in hints.items() if a and a.read_only_hint} == set(hints) - {"write", "undo"}
     assert all(a and a.open_world_hint is False for a in hints.values())
-    assert hints["write"] and hints["write"].destructive_hint
+    assert hints["write"] is not None
+    assert hints["write"].destructive_hint
     assert not {n for n in hints if "approve" in n}
 
 
@@ -228,7 +227,7 @@ async def test_annotations_tell_reads_from_writes(world: World) -> None:
     ],
 )
 async def test_refusals_are_tool_errors_that_say_what_to_do(
-    shared_client: Client, world: World, tool: str, sql: str, sqlstate: str, says: str
+    *, shared_client: Client, world: World, tool: str, sql: str, sqlstate: str, says: str
 ) -> None:
     before = world.value("SELECT sum(hashtext(o::text)) FROM orders o")
     arguments = {"sql": sql} | ({"reason": "a test"} if tool == "write" else {})
