@@ -41,6 +41,10 @@ class Settings(BaseSettings):
     catalog_check_seconds: float = Field(
         1.0, gt=0, description="how old a catalog snapshot may get unchecked"
     )
+    unix_socket: Path | None = Field(None, description="folder of a Unix socket to listen on too")
+    workers: int = Field(1, gt=0, le=64, description="processes that share the address")
+    metrics_listen: str | None = Field(None, description="where /metrics, /healthz and /readyz are served")
+    shutdown_grace: float = Field(10.0, ge=0, description="seconds that open transactions get at the end")
     log_level: str = "info"
 
     @classmethod

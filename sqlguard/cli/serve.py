@@ -24,6 +24,16 @@ def serve(
         str | None, typer.Option(help="TLS to PostgreSQL: disable, prefer, require or verify-full.")
     ] = None,
     backend_tls_ca: Annotated[Path | None, typer.Option(help="CA for verify-full.")] = None,
+    unix_socket: Annotated[
+        Path | None, typer.Option(help="Folder of a Unix socket to listen on too.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the address; default 1.")] = None,
+    metrics_listen: Annotated[
+        str | None, typer.Option(help="host:port for /metrics, /healthz and /readyz; default: none.")
+    ] = None,
+    shutdown_grace: Annotated[
+        float | None, typer.Option(help="Seconds that open transactions get at the end; default 10.")
+    ] = None,
     observe: Annotated[
         bool,
         typer.Option(
@@ -58,6 +68,10 @@ def serve(
         tls_required=tls_required or None,
         backend_tls=backend_tls,
         backend_tls_ca=backend_tls_ca,
+        unix_socket=unix_socket,
+        workers=workers,
+        metrics_listen=metrics_listen,
+        shutdown_grace=shutdown_grace,
         observe=observe or None,
         observe_policy=observe_policy,
         observe_roles=tuple(observe_role) if observe_role else None,

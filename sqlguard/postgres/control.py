@@ -16,7 +16,7 @@ from sqlguard.task import Task
 _LOGIN = """
     SELECT l.role, l.verifier, l.expires_at AS lease_expires_at, l.state AS lease_state,
            t.id, t.agent, t.agent_version, t.policy, t.policy_version, t.purpose, t.params, t.state,
-           t.opened_at, t.expires_at, t.ended_at, t.end_reason, p.document, l.group_role
+           t.opened_at, t.expires_at, t.ended_at, t.end_reason, p.document, l.group_role, t.plan_only
     FROM sqlguard.lease l
     JOIN sqlguard.task t ON t.id = l.task_id
     JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version
@@ -59,6 +59,15 @@ def read_login(conn: psycopg.Connection[Any], role: str) -> Login | None:
     return None if row is None else _login(row)
 
 
+def door_joined(conn: psycopg.Connection[Any], role: str, pid: int) -> None:
+    """Write down that the session with backend *pid* came through a door: `sqlguard doctor` tells it from others."""
+    conn.execute(
+        "INSERT INTO sqlguard.door_session (pid, role) VALUES (%s, %s)"
+        " ON CONFLICT (pid) DO UPDATE SET role = excluded.role, joined_at = clock_timestamp()",
+        [pid, role],
+    )
+
+
 def current_login(conn: psycopg.Connection[Any]) -> Login | None:
     """Return the login of *conn* itself, None when it is no task's (the operator, say)."""
     with conn.cursor(row_factory=dict_row) as cursor:
@@ -67,6 +76,11 @@ def current_login(conn: psycopg.Connection[Any]) -> Login | None:
         except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
             raise not_migrated() from None
     return None if row is None or row["role"] is None else _login(row)
+
+
+def count_leases(conn: psycopg.Connection[Any]) -> dict[str, float]:
+    """Return how many leases there are in each state."""
+    return dict(conn.execute("SELECT state, count(*)::float8 FROM sqlguard.lease GROUP BY state").fetchall())
 
 
 def not_migrated() -> NotConfigured:
@@ -89,6 +103,7 @@ def _login(row: Mapping[str, Any]) -> Login:
         opened_at=row["opened_at"],
         ended_at=row["ended_at"],
         end_reason=row["end_reason"],
+        plan_only=row["plan_only"],
     )
     policy = policy_from_document(row["document"], f"sqlguard.policy {task.policy}")
     return Login(

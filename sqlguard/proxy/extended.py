@@ -74,8 +74,7 @@ class Extended(Steps):
 
         That is what drivers send most. False if it has to be looked at message by message; nothing is done then.
         """
-        session = self._session
-        passing = session.passing
+        session, passing = self._session, self._session.passing
         if passing is None or self.is_open or self._portals.is_used or session.memory.is_open:
             return False
         statement, portal = self._plain_statement, self._plain
@@ -105,6 +104,7 @@ class Extended(Steps):
         for reply in replies:
             session.books.expect(reply)
         self._plain_statement, self._plain = statement, portal
+        passing.hits += 1
         session.server.write(data)
         return True
 
@@ -182,7 +182,7 @@ class Extended(Steps):
         text = gates.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
         if decision.rewritten or decision.kind is Kind.BEGIN:
             raw = Parse(parse.statement, text.encode(session.encoding), parse.parameter_types).encode()
-        prepared = Prepared(decision, session.gate)
+        prepared = Prepared(decision, session.gate, parse.parameter_types)
         name = parse.statement
         if not name and self._parse_plainly(raw, prepared):
             return
@@ -237,7 +237,9 @@ class Extended(Steps):
             self._send(raw, PLAIN[Reply.BIND])
             return True
         decision = prepared.decision
-        bound = Portal(decision, Bind.decode(raw[_HEADER_BYTES:])) if prepared.is_write else prepared.portal
+        is_plain = prepared.is_fast or not (prepared.is_write or decision.can_be_planned)
+        bind = None if is_plain else Bind.decode(raw[_HEADER_BYTES:])
+        bound = prepared.portal if bind is None else Portal(decision, bind, types=prepared.types)
         made = self._portals.make(portal, bound)
         if not portal:
             self._plain = None

@@ -7,46 +7,42 @@ the last commit was under way goes into the next one, so eight busy agents cost 
 """
 
 import asyncio
-import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
 import structlog
 
+from sqlguard.budget import Rates
 from sqlguard.catalog import Catalog
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError
 from sqlguard.gate import Gate
 from sqlguard.journal import Intent
+from sqlguard.plan import Draft
 from sqlguard.policy.context import Context
-from sqlguard.postgres import journal
+from sqlguard.postgres import plans
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect
-from sqlguard.postgres.control import Login, read_login
+from sqlguard.postgres.control import Login, count_leases, door_joined, read_login
+from sqlguard.proxy.metrics import Metrics, TimedGate
 from sqlguard.proxy.portals import Prepared
+from sqlguard.proxy.tracing import NoTracing, Tracing
+from sqlguard.proxy.writer import Writer
 
 log = structlog.get_logger()
-#: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
-_GROUP = 256
 #: Bounds of what is remembered of messages that pass.
 _PASSING_ENTRIES, _PASSING_BYTES = 4096, 8192
-Waiter = asyncio.Future[int]
 T = TypeVar("T")
 
 
+#: Seconds that somebody who asks for metrics waits for PostgreSQL.
+_PATIENCE = 5.0
 #: A connection is opened again at most once per question: whoever asks can't wait for long.
 _ATTEMPTS = 2
-
-
-class JournalUnavailable(SqlguardError):
-    """Raised for a write whose intent could not be written down; nothing of it has run."""
-
-    sqlstate = "58030"
-    default_hint = "nothing was changed; send it again later"
 
 
 class Passing(dict[bytes, Prepared | None]):
@@ -56,6 +52,8 @@ class Passing(dict[bytes, Prepared | None]):
     A Parse comes with what it prepares. The oldest go first.
     """
 
+    hits = 0
+
     def remember(self, message: bytes, prepared: Prepared | None = None) -> None:
         if len(message) <= _PASSING_BYTES:
             self[message] = prepared
@@ -63,27 +61,28 @@ class Passing(dict[bytes, Prepared | None]):
                 del self[next(iter(self))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    action: int
-    kind: str
-    detail: Mapping[str, Any]
-
-
 class Operator:
     """One per proxy process. `start` must have returned before the proxy accepts clients."""
 
-    def __init__(self, dsn: str, *, catalog_check_seconds: float = 1.0) -> None:
+    def __init__(
+        self, dsn: str, *, catalog_check_seconds: float = 1.0, tracing: Tracing | None = None
+    ) -> None:
         self._dsn = dsn
         self._check_seconds = catalog_check_seconds
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="sqlguard-operator")
         self._local = threading.local()
         self._connections: list[psycopg.Connection[Any]] = []
-        self._queue: queue.SimpleQueue[tuple[Intent, Waiter] | _Event | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="sqlguard-journal", daemon=True)
+        self.metrics = Metrics()
+        self.writer = Writer(dsn, self.metrics)
+        self._tracing = tracing or NoTracing()
         self._watcher = threading.Thread(target=self._watch, name="sqlguard-catalog", daemon=True)
         self._stopped = threading.Event()
+        self._again = threading.Event()
+        #: What gates of older catalogs had counted: found remembered, decided anew.
+        self._past: Counter[str] = Counter()
         self._gates: dict[tuple[str, int], tuple[Gate, Passing]] = {}
+        #: Statements of the last minute, of all sessions of this process.
+        self.rates = Rates()
         self.catalog = Catalog()
         self.database = ""
 
@@ -96,7 +95,7 @@ class Operator:
                 )
             self.catalog = read_catalog(conn)
             self.database = conn.info.dbname
-        self._writer.start()
+        self.writer.start()
         self._watcher.start()
 
     def stop(self) -> None:
@@ -104,9 +103,7 @@ class Operator:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self._queue.put(None)
-        if self._writer.is_alive():
-            self._writer.join(timeout=10)
+        self.writer.stop()
         self._threads.shutdown(wait=True)
         if self._watcher.is_alive():
             self._watcher.join(timeout=10)
@@ -126,25 +123,51 @@ class Operator:
         key = (login.policy.name, login.task.policy_version)
         found = self._gates.get(key)
         if found is None or found[0].context.catalog is not self.catalog:
-            found = Gate(Context(self.catalog, login.policy, None)), Passing()
+            if found is not None:
+                self._past += _counts(*found)
+            context = Context(self.catalog, login.policy, None)
+            found = TimedGate(context, metrics=self.metrics), Passing()
             self._gates[key] = found
         return found
 
+    def lookups(self) -> Counter[str]:
+        """Return how often a decision was found remembered, and how often it had to be made."""
+        return self._past + sum((_counts(*pair) for pair in list(self._gates.values())), Counter())
+
     async def intent(self, intent: Intent) -> int:
         """Commit one intent, in a group with those of other sessions, and return its action id."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        self._queue.put((intent, waiter))
-        return await waiter
+        self.metrics.verdicts[intent.verdict] += 1
+        action = await self.writer.intent(intent)
+        self._tracing.begins(action, intent)
+        return action
 
     def note(self, intent: Intent) -> None:
         """Have a refusal written soon; nothing waits for it, because nothing runs."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        waiter.add_done_callback(lambda w: w.exception())
-        self._queue.put((intent, waiter))
+        self.metrics.verdicts[intent.verdict] += 1
+        self._tracing.refused(intent)
+        self.writer.intent(intent).add_done_callback(lambda w: w.exception())
 
     def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
         """Have an event written soon; the row changes are the evidence if it is lost (reconciliation)."""
-        self._queue.put(_Event(action, kind, detail))
+        self._tracing.ends(action, kind, detail)
+        self.writer.event(action, kind, detail)
+
+    async def plan(self, draft: Draft, found: plans.RunOutcome, drift_of: int | None) -> int:
+        """Store what a run would have done and return the plan's id; raises DatabaseUnavailable."""
+        return await self._ask(lambda conn: plans.record(conn, draft, found, drift_of))
+
+    async def joined(self, role: str, pid: int) -> None:
+        """Write down for `doctor` that a session came through here; nobody waits for it."""
+        with suppress(DatabaseUnavailable):
+            await self._ask(lambda conn: door_joined(conn, role, pid))
+
+    def look_again(self) -> None:
+        """Read the catalog now, whether it has changed or not."""
+        self._again.set()
+
+    def leases(self) -> dict[str, float]:
+        """Return the number of leases by state; blocks, so not for the event loop. Raises DatabaseUnavailable."""
+        return self._threads.submit(self._answer, count_leases).result(_PATIENCE)
 
     async def _ask(self, question: Callable[[psycopg.Connection[Any]], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -176,7 +199,9 @@ class Operator:
             try:
                 if conn is None or conn.closed:
                     conn = connect(self._dsn)
-                if catalog_version(conn) != self.catalog.version:
+                again = self._again.is_set()
+                self._again.clear()
+                if again or catalog_version(conn) != self.catalog.version:
                     self.catalog = read_catalog(conn)
                     log.info("catalog read", version=self.catalog.version, tables=len(self.catalog.tables))
             except (psycopg.Error, SqlguardError) as fault:
@@ -187,112 +212,6 @@ class Operator:
         if conn is not None:
             conn.close()
 
-    def _write(self) -> None:
-        conn: psycopg.Connection[Any] | None = None
-        while True:
-            group = self._next_group()
-            conn = self._write_group(
-                conn,
-                [item for item in group if isinstance(item, tuple)],
-                [item for item in group if isinstance(item, _Event)],
-            )
-            if None in group:
-                break
-        if conn is not None:
-            conn.close()
 
-    def _write_group(
-        self,
-        conn: psycopg.Connection[Any] | None,
-        intents: list[tuple[Intent, Waiter]],
-        events: list[_Event],
-    ) -> psycopg.Connection[Any] | None:
-        """
-        Commit a group and return the connection for the next one.
-
-        What was broken off is written once more: if its commit got through after all, there is an intent twice
-        of which one never came to anything, as after a crash.
-        """
-        fault: Exception | None = None
-        for _ in range(_ATTEMPTS):
-            try:
-                if conn is None or conn.closed:
-                    conn = connect(self._dsn)
-                _write_events(conn, events)  # they belong to actions of earlier groups
-                events = []
-                _write_intents(conn, intents)
-            except (psycopg.Error, SqlguardError) as broken:
-                fault = broken
-                if conn is not None:
-                    conn.close()
-                    conn = None
-            else:
-                return conn
-        log.warning("journal not written", error=str(fault), intents=len(intents), events=len(events))
-        for _, waiter in intents:
-            _fail(waiter, _unavailable(fault))
-        return conn
-
-    def _next_group(self) -> list[tuple[Intent, Waiter] | _Event | None]:
-        group = [self._queue.get()]
-        with suppress(queue.Empty):
-            while len(group) < _GROUP and group[-1] is not None:
-                group.append(self._queue.get_nowait())
-        return group
-
-
-def _write_events(conn: psycopg.Connection[Any], events: list[_Event]) -> None:
-    """Write each event; raises psycopg's errors when the connection is broken, and only then."""
-    for event in events:
-        try:
-            journal.record_event(conn, event.action, event.kind, event.detail)
-        except (psycopg.Error, SqlguardError) as fault:
-            if conn.closed:
-                raise
-            log.warning("event not written", action=event.action, kind=event.kind, error=str(fault))
-
-
-def _write_intents(conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]]) -> None:
-    """Commit intents together, or where one is refused each by itself; raises as `_write_events` does."""
-    if not intents:
-        return
-    try:
-        ids = journal.record_intents(conn, [intent for intent, _ in intents])
-    except (psycopg.Error, SqlguardError):
-        if conn.closed:
-            raise
-    else:
-        for (_, waiter), action in zip(intents, ids, strict=True):
-            _done(waiter, action)
-        return
-    # One bad intent (an ended task) must not take the others' with it.
-    for intent, waiter in intents:
-        try:
-            _done(waiter, journal.record_intent(conn, intent))
-        except SqlguardError as fault:
-            _fail(waiter, fault)
-        except psycopg.Error as fault:
-            if conn.closed:
-                raise
-            _fail(waiter, _unavailable(fault))
-
-
-def _unavailable(fault: Exception | None) -> JournalUnavailable:
-    return JournalUnavailable(f"the journal can't be written: {str(fault).strip()}")
-
-
-def _done(waiter: Waiter, action: int) -> None:
-    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, action, None)
-
-
-def _fail(waiter: Waiter, fault: Exception) -> None:
-    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, None, fault)
-
-
-def _resolve(waiter: Waiter, action: int | None, fault: Exception | None) -> None:
-    if waiter.done():
-        return
-    if fault is not None:
-        waiter.set_exception(fault)
-    elif action is not None:
-        waiter.set_result(action)
+def _counts(gate: Gate, passing: Passing) -> Counter[str]:
+    return Counter(hit=gate.hits + passing.hits, miss=gate.misses)

@@ -57,14 +57,16 @@ class Relay:
         try:
             async with asyncio.timeout(self._timeout):
                 packet, rest = await self._startup(side)
-                observer = await self._observer(packet)
                 address = self._address
                 if side.secure and address.tls == "prefer":
                     address = replace(address, tls="disable", open_sides=address.open_sides)
                 backend = await address.connect()
+                backend.write(packet)
+                # While PostgreSQL begins with the login: being watched must not take longer.
+                observer = await self._observer(packet)
         except TimeoutError:
             raise Closed from None
-        _join(side, backend, observer, packet, rest)
+        _join(side, backend, observer, rest)
 
     async def _startup(self, side: Side) -> tuple[bytes, bytes]:
         """Return the StartupMessage, whole, and what is behind it. Raises as `serve`."""
@@ -122,9 +124,8 @@ def _whole(held: bytes) -> int | None:
     return length if len(held) >= length else None
 
 
-def _join(side: Side, backend: Side, observer: Observer | None, packet: bytes, rest: bytes) -> None:
+def _join(side: Side, backend: Side, observer: Observer | None, rest: bytes) -> None:
     side.other, backend.other = backend, side
-    backend.write(packet)
 
     def closed(other: Side) -> Callable[[], None]:
         return other.close

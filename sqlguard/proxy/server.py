@@ -8,17 +8,21 @@ else anything.
 import asyncio
 import contextlib
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import structlog
 
 from sqlguard import settings as configuration
-from sqlguard.errors import DatabaseUnavailable, NotConfigured, ProtocolViolation, SqlguardError, TaskEnded
+from sqlguard.errors import DatabaseUnavailable, NotConfigured, ProtocolViolation, SqlguardError
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
+from sqlguard.proxy.joined import Timer, greeting
+from sqlguard.proxy.metrics import Gauge
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.relay import Relay
 from sqlguard.proxy.session import AgentSession
@@ -26,15 +30,15 @@ from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.proxy.startup import Cancel, Door, Welcome
 from sqlguard.settings import Settings
+from sqlguard.wire.backend import BackendKeyData
 from sqlguard.wire.channel_binding import end_point_hash
-from sqlguard.wire.messages import AuthenticationOk, ParameterStatus, ReadyForQuery
+from sqlguard.wire.frontend import CancelRequest
 from sqlguard.wire.reports import from_error
 
 log = structlog.get_logger()
 #: How often `stop` looks whether all connections are closed, and after how many times it cuts them off.
 _TICK, _PATIENCE = 0.02, 100
-#: Tells the Python door that this connection is guarded already.
-MARK = ParameterStatus(b"sqlguard_proxy", b"on").encode()
+_BACKLOG = 512
 
 
 class Server:
@@ -72,7 +76,18 @@ class Server:
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self.is_stopping = False
+        self._tell(operator.metrics.gauges)
+
+    def _tell(self, gauges: dict[str, Gauge]) -> None:
+        gauges["sessions"] = ("clients with a session", None, lambda: {"": len(self._live)})
+        gauges["clients"] = ("connections of clients", None, lambda: {"": len(self._clients)})
+        gauges["backends"] = (
+            "connections to PostgreSQL for clients",
+            None,
+            lambda: {"": len(self._address.open_sides)},
+        )
 
     @property
     def sessions(self) -> int:
@@ -99,28 +114,61 @@ class Server:
                 f"the certificate can't be used: {fault}", hint="check --tls-cert and --tls-key"
             ) from None
 
-    async def start(self) -> None:
-        """Listen. Raises NotConfigured when the address can't be used."""
+    async def start(self, unix_socket: socket.socket | None = None) -> None:
+        """Listen, on *unix_socket* too. Raises NotConfigured when the address can't be used."""
         host, port = configuration.host_and_port(self._settings.listen)
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._accept, host, port, backlog=512
+            # With several workers the kernel shares the clients out among them.
+            shared = self._settings.workers > 1
+            tcp = await loop.create_server(
+                self._accept, host, port, backlog=_BACKLOG, reuse_port=shared or None
             )
+            self._servers.append(tcp)
         except OSError as fault:
             raise NotConfigured(
                 f"can't listen on {self._settings.listen}: {fault.strerror or fault}",
                 hint="is another sqlguard running there? choose another address with --listen",
             ) from None
+        if unix_socket is not None:
+            self._servers.append(
+                await loop.create_unix_server(self._accept, sock=unix_socket, backlog=_BACKLOG)
+            )
         log.info("listening", address=self._settings.listen, database=self._address.dbname)
 
-    async def stop(self) -> None:
-        """Take no new clients, tell those that are there, close."""
-        if self._server is not None:
-            self._server.close()
+    def reload(self) -> None:
+        """Read the certificates again, for clients that come from now on; what can't be used changes nothing."""
+        try:
+            tls, binding = self.tls_contexts(self._settings)
+        except NotConfigured as fault:
+            log.warning("certificates not read again", error=fault.message)
+            return
+        self._door = replace(self._door, tls=tls, binding=binding)
+        if self._relay is not None:
+            self._relay.tls = tls
+        self._address.__dict__.pop("context", None)
+        log.info("certificates read again")
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """
+        Take no new clients, tell those that are there, close.
+
+        Sessions that are at work, or in a transaction, get *grace* seconds to come to its end.
+        """
+        self.is_stopping = True
+        for server in self._servers:
+            server.close()
         going = SqlguardError("the proxy is shutting down", hint="connect again")
         going.sqlstate = "57P01"
-        for session in list(self._live):
-            session.fatal(going)
+        until = asyncio.get_running_loop().time() + grace
+        while True:
+            is_over = asyncio.get_running_loop().time() >= until
+            for session in list(self._live):
+                if is_over or session.is_idle:
+                    session.fatal(going)
+            if is_over or not self._live:
+                break
+            await asyncio.sleep(_TICK)
         for side in list(self._clients):
             side.close()
         for task in list(self._tasks):
@@ -153,17 +201,22 @@ class Server:
 
     async def _serve(self, side: Side) -> None:
         """Welcome a client; whatever is wrong with it ends here."""
+        metrics, began = self._operator.metrics, perf_counter()
         try:
             # A client is told only when it has said who it is; those that never do must not fill the proxy.
-            if len(self._clients) <= 2 * self._settings.max_clients:
+            if len(self._clients) <= 2 * self._settings.max_clients and not self.is_stopping:
                 await self._welcome(side)
+                metrics.logins["ok"] += 1
+                metrics.login.observe(perf_counter() - began)
                 return
         except Cancel as asked:
             with contextlib.suppress(SqlguardError):
                 await cancel(self._address, asked.request)
         except LoginFailed as fault:
+            metrics.logins["refused by PostgreSQL"] += 1
             side.write(fault.response)
         except SqlguardError as fault:
+            metrics.logins["refused"] += 1
             log.info("client refused", error=fault.message, sqlstate=fault.sqlstate)
             side.write(from_error(fault, severity="FATAL"))
         except (Closed, OSError):
@@ -211,12 +264,15 @@ class Server:
             server_pid=backend.pid,
             max_message_bytes=self._settings.max_message_bytes,
         )
+        key = BackendKeyData.decode(backend.key_data[5:])
+        session.budgets.cancel = lambda: cancel(self._address, CancelRequest(key.pid, key.key))
+        self._spawn(self._operator.joined(welcome.login.role, backend.pid))
         side.other, backend.side.other = backend.side, side
-        side.write(_greeting(welcome, backend, session))
+        side.write(greeting(welcome, backend, session))
         for setting in welcome.request.settings:
             session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
         self._live.add(session)
-        timer = _Timer(session, self._operator)
+        timer = Timer(session, self._operator)
 
         def lost() -> None:
             timer.cancel()
@@ -240,19 +296,6 @@ class Server:
         side.take_over(guarded(session.from_client), session.client_ended, lost, welcome.first)
 
 
-def _greeting(welcome: Welcome, backend: Backend, session: AgentSession) -> bytes:
-    """Return what a client gets between its proof and its first statement."""
-    return (
-        welcome.answer
-        + AuthenticationOk().encode()
-        + session.greeting(backend.statuses)
-        + MARK
-        + b"".join(backend.notices)
-        + backend.key_data
-        + ReadyForQuery(b"I").encode()
-    )
-
-
 class _ClientSide(Side):
     def __init__(self, server: Server, open_sides: set[Side]) -> None:
         super().__init__(open_sides)
@@ -263,28 +306,3 @@ class _ClientSide(Side):
         server, self._server = self._server, None
         if server is not None:  # only the first time: TLS makes it again
             server.greet(self)
-
-
-class _Timer:
-    """Ends a session with its task: PostgreSQL looks at VALID UNTIL only at the login."""
-
-    def __init__(self, session: AgentSession, operator: Operator) -> None:
-        self._session = session
-        self._operator = operator
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def cancel(self) -> None:
-        self._task.cancel()
-
-    async def _run(self) -> None:
-        until = self._session.login.lease_expires_at
-        while True:
-            await asyncio.sleep(max((until - datetime.now(UTC)).total_seconds(), 0.05))
-            try:
-                login = await self._operator.login(self._session.login.role)
-            except SqlguardError:
-                login = None
-            if login is None or not login.task.alive(datetime.now(UTC)):
-                self._session.fatal(TaskEnded("the task has ended"))
-                return
-            until = login.lease_expires_at  # it was renewed

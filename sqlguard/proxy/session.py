@@ -13,7 +13,7 @@ The server's replies go through the books of `wire.session`, whichever way their
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -21,13 +21,16 @@ from sqlguard import annotation
 from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood, SqlguardError
 from sqlguard.gate import Gate
-from sqlguard.plan import Decision
+from sqlguard.plan import Decision, Stage
 from sqlguard.postgres.control import Login
+from sqlguard.postgres.plans import FORCE
+from sqlguard.proxy.budgets import SessionBudgets
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.extended import Extended
 from sqlguard.proxy.memory import Memory
 from sqlguard.proxy.operator import Operator, Passing
-from sqlguard.proxy.report import changes, dry_run_notice
+from sqlguard.proxy.pipe import Pipe
+from sqlguard.proxy.plans import Plans, outcome_text
 from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
 from sqlguard.wire import session as wire
@@ -47,24 +50,6 @@ _WAITING = 1024
 
 class SessionEnded(Exception):
     """Raised in the slow way when there is nobody left to work for."""
-
-
-class Pipe(Protocol):
-    """One side's socket as the session sees it."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def cork(self) -> None: ...
-
-    def uncork(self) -> None: ...
-
-    def pause(self, why: str) -> None: ...
-
-    def resume(self, why: str) -> None: ...
 
 
 class AgentSession:
@@ -101,8 +86,10 @@ class AgentSession:
         self._search_path = self.memory.state.search_path
         self._simple = Simple(self)
         self.extended = Extended(self)
+        self.plans = Plans(self)
         #: How a message is handled at once, by its type; each says whether that could be.
-        self._ways = {_QUERY: self._simple.fast, **self.extended.ways}
+        self.budgets = SessionBudgets(self, operator.rates)
+        self._ways = self.budgets.counted({_QUERY: self._simple.fast, **self.extended.ways})
 
     # --- what the sockets call
 
@@ -144,7 +131,7 @@ class AgentSession:
     def from_server(self, data: bytes) -> None:
         """Take bytes of the server and pass on what is the client's. Raises ProtocolViolation."""
         out = self.books.feed(data)
-        if out:
+        if out and (out := self.budgets.limited(out)):
             self.client.write(out)
         if self._slow is not None:
             self._wake()
@@ -277,6 +264,7 @@ class AgentSession:
             or state.temporary
             or state.search_path is not self._search_path
             or self.books.parameters.get("client_encoding") != "UTF8"
+            or self.budgets.is_rated
         ):
             return None
         return self._passing
@@ -285,6 +273,11 @@ class AgentSession:
     def in_block(self) -> bool:
         """Inside BEGIN … COMMIT, as of the last answer; only meaningful when nothing is under way."""
         return self.books.status != b"I"
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is under way and no transaction is open."""
+        return self._slow is None and self.books.is_quiet and not self.in_block and not self.extended.is_open
 
     @property
     def dry(self) -> bool:
@@ -373,11 +366,13 @@ class AgentSession:
             self.memory.begin()
         if done:
             standing = self.memory.follow(decision, len(self.open_actions))
+            self.plans.stage.follow(decision)
             self.settle("failed", {"reason": "rolled back to a savepoint"}, standing)
             self.extended.follow(decision)
             if self.in_block and decision.kind in (Kind.SET, Kind.SELECT) and not self.open_actions:
                 self.dry_block = self.dry_block or self.memory.settings.dry_run
         if was_in_block and not self.in_block:
+            self.plans.stage = Stage()
             committed = done and decision.kind is Kind.COMMIT and (preview or expect.tag == b"COMMIT")
             self.memory.end(committed=committed, previewed=preview)
             ended = "previewed" if preview else "committed" if committed else "failed"
@@ -394,7 +389,7 @@ class AgentSession:
         """
         if self.books.status == b"E":
             return None
-        report = await self.ask(f"SET CONSTRAINTS ALL IMMEDIATE; {changes()}", Part.SWALLOW, Part.CAPTURE)
+        report = await self.ask(f"{FORCE}; {outcome_text(None)}", Part.SWALLOW, Part.CAPTURE)
         if report.failed is None:
-            self.client.write(dry_run_notice(report.captured, None, self.encoding))
+            await self.plans.tell_block(report.captured[0])
         return report.failed

@@ -8,7 +8,7 @@ refused for want of a count: beyond the bound new shapes are not told apart, and
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +31,29 @@ _MANY = "many shapes"
 _END = datetime(9999, 1, 1, tzinfo=UTC)
 
 
+@dataclass(slots=True)
+class _Tally:
+    key: tuple[Any, ...]
+    said: dict[str, Any]
+    first_at: datetime
+    count: int = 0
+
+    def observation(self) -> Observation:
+        agent, role, policy, version, fingerprint, verdict = self.key
+        return Observation(
+            agent=agent,
+            role=role,
+            policy=policy,
+            policy_version=version,
+            fingerprint=fingerprint,
+            verdict=verdict,
+            count=self.count,
+            first_at=self.first_at,
+            last_at=datetime.now(UTC),
+            **self.said,
+        )
+
+
 class Sightings:
     """Counts from `start` to `stop`. `policy` judges logins that are no task's."""
 
@@ -41,7 +64,8 @@ class Sightings:
         self._policy_name = policy
         self._roles = frozenset(roles)
         self._every = every
-        self._seen: dict[tuple[object, ...], Observation] = {}
+        self._seen: dict[tuple[object, ...], _Tally] = {}
+        self._quick: dict[tuple[str, int], tuple[Decision, _Tally]] = {}
         self._lock = threading.Lock()
         self._shapes: dict[str, tuple[str, str]] = {}
         self._policy: Policy | None = None
@@ -72,46 +96,55 @@ class Sightings:
 
     def saw(self, login: Login, decision: Decision) -> None:
         """Count one statement that was sent."""
+        # Decisions are remembered by their text, so the same one comes again and again.
+        key = (login.role, id(decision))
+        with self._lock:
+            known = self._quick.get(key)
+            if known is not None:
+                known[1].count += 1
+                return
         fingerprint, text = self._shape(decision.statement.text)
-        finding = decision.verdict.decisive
-        self._count(
-            login,
-            fingerprint,
-            str(decision.verdict.effect),
-            lambda: {
-                "kind": decision.kind.value,
-                "rules": list(decision.verdict.rules),
-                "message": finding.message if finding else None,
-                "hint": finding.hint if finding else None,
-                "tables": sorted({gates.qualified(w.table) for w in decision.statement.writes}),
-                "sample": text,
-                "executed": self._shape(decision.text)[1] if decision.rewritten else None,
-            },
+        tally = self._tally(
+            login, fingerprint, str(decision.verdict.effect), lambda: self._said(decision, text)
         )
+        with self._lock:
+            # Held, so that its id is nobody else's meanwhile.
+            self._quick[key] = (decision, tally)
+            tally.count += 1
+
+    def _said(self, decision: Decision, text: str) -> dict[str, Any]:
+        finding = decision.verdict.decisive
+        return {
+            "kind": decision.kind.value,
+            "rules": list(decision.verdict.rules),
+            "message": finding.message if finding else None,
+            "hint": finding.hint if finding else None,
+            "tables": sorted({gates.qualified(w.table) for w in decision.statement.writes}),
+            "sample": text,
+            "executed": self._shape(decision.text)[1] if decision.rewritten else None,
+        }
 
     def lost(self, login: Login, why: str) -> None:
         """Count what could not be followed: it was passed on like everything."""
-        self._count(login, why, "unknown", lambda: _unknown(why))
+        tally = self._tally(login, why, "unknown", lambda: _unknown(why))
+        with self._lock:
+            tally.count += 1
 
     # --- parts
 
-    def _count(
+    def _tally(
         self, login: Login, fingerprint: str, verdict: str, more: Callable[[], dict[str, Any]]
-    ) -> None:
+    ) -> "_Tally":
         task = login.task
-        now = datetime.now(UTC)
-        key = (task.agent, login.role, task.policy, task.policy_version, fingerprint, verdict)
+        of = (task.agent, login.role, task.policy, task.policy_version)
         with self._lock:
-            known = self._seen.get(key)
-            if known is not None:
-                self._seen[key] = replace(known, count=known.count + 1, last_at=now)
-                return
             if len(self._seen) >= _SHAPES:
                 fingerprint, more = _MANY, lambda: _unknown(_MANY)
-                key = (*key[:4], fingerprint, verdict)
-                known = self._seen.get(key)
-            base = Observation(*key, **more(), count=0, first_at=now, last_at=now)
-            self._seen[key] = replace(known or base, count=known.count + 1 if known else 1, last_at=now)
+            key = (*of, fingerprint, verdict)
+            known = self._seen.get(key)
+            if known is None:
+                known = self._seen[key] = _Tally(key, more(), datetime.now(UTC))
+            return known
 
     def _shape(self, text: str) -> tuple[str, str]:
         found = self._shapes.get(text)
@@ -133,8 +166,9 @@ class Sightings:
     def _write(self) -> None:
         with self._lock:
             seen, self._seen = self._seen, {}
+            self._quick.clear()
         try:
-            policies = exchange(self._dsn, seen.values())
+            policies = exchange(self._dsn, [tally.observation() for tally in seen.values() if tally.count])
         except SqlguardError as fault:
             log.warning("observations not written", error=fault.message, shapes=len(seen))
             self._keep(seen)
@@ -142,13 +176,14 @@ class Sightings:
         with suppress(NotConfigured):  # a policy that has gone is still what was said at the start
             self._choose(policies)
 
-    def _keep(self, seen: dict[tuple[object, ...], Observation]) -> None:
+    def _keep(self, seen: "dict[tuple[object, ...], _Tally]") -> None:
         """Take back what could not be written, so that it is written with the next."""
         with self._lock:
             for key, old in seen.items():
                 new = self._seen.get(key)
                 if new is not None:
-                    self._seen[key] = replace(old, count=old.count + new.count, last_at=new.last_at)
+                    new.count += old.count
+                    new.first_at = old.first_at
                 elif len(self._seen) < _SHAPES:
                     self._seen[key] = old
 
