@@ -6,11 +6,16 @@ they bind a session that comes past the doors, too.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlguard.errors import CapExceeded
+from sqlguard.plan import Decision
+from sqlguard.statement.model import Kind
 
+#: What ends a transaction is not counted: whoever has spent the minute must be able to end.
+_FREE = frozenset({Kind.COMMIT, Kind.ROLLBACK, Kind.ROLLBACK_TO, Kind.EMPTY})
 _MINUTE = timedelta(minutes=1)
 #: Tasks whose statements are counted at the same time; of more, those that were quiet the longest are forgotten.
 _TASKS = 10_000
@@ -34,7 +39,7 @@ class Rates:
         self._sent[task] = sent
         while sent and sent[0] <= now - _MINUTE:
             sent.popleft()
-        if len(sent) + statements > limit:
+        if statements and len(sent) + statements > limit:
             raise _too_fast(limit, sent, now, statements)
         sent.extend([now] * statements)
 
@@ -47,6 +52,11 @@ def _too_fast(limit: int, sent: deque[datetime], now: datetime, statements: int)
     room_at = sent[len(sent) + statements - limit - 1] + _MINUTE
     seconds = max(1, -((now - room_at) // timedelta(seconds=1)))
     return CapExceeded(message, hint=f"send it again after {room_at:%Y-%m-%d %H:%M:%S} UTC, in {seconds} s")
+
+
+def statements(decisions: Iterable[Decision]) -> int:
+    """Return how many statements of a message count."""
+    return sum(1 for decision in decisions if decision.kind not in _FREE)
 
 
 @dataclass(frozen=True, slots=True)

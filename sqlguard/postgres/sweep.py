@@ -64,6 +64,12 @@ FROM pg_prepared_xacts x JOIN sqlguard.lease l ON l.role = x.owner
 WHERE x.database = current_database() AND l.state <> 'ended'
 """
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
+#: Written down by proxies for `sqlguard doctor`.
+_GONE_SESSIONS = """
+DELETE FROM sqlguard.door_session d
+WHERE d.joined_at < clock_timestamp() - interval '1 minute'
+  AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = d.pid)
+"""
 #: Ours beyond doubt: named like a lease and let into a group of this database by who may do that.
 _ORPHANS = """
 SELECT r.rolname::text
@@ -115,6 +121,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         _end_due(conn, now, done)
         _drop_orphans(conn, done)
         conn.execute("SELECT sqlguard.add_up_spent()")
+        conn.execute(_GONE_SESSIONS)
     finally:
         if not conn.closed:
             conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)

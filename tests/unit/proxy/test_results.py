@@ -1,0 +1,74 @@
+"""A result is cut at its limit wherever the chunks fall, and what the client is told fits together."""
+
+import pytest
+
+from sqlguard.budget import ResultLimits
+from sqlguard.proxy.results import Results, State, TooLate
+from sqlguard.wire import messages as m
+
+ROW = m.DataRow((b"x",)).encode()
+DONE, READY = m.CommandComplete(b"SELECT 9").encode(), m.ReadyForQuery(b"I").encode()
+HEAD = m.RowDescription((m.Column(b"a"),)).encode()
+FAULT = m.ErrorResponse(((b"S", b"ERROR"), (b"C", b"57014"), (b"M", b"canceled"))).encode()
+OURS = m.ErrorResponse(((b"S", b"ERROR"), (b"C", b"SG006"), (b"M", b"too large"))).encode()
+NOTICE = m.NoticeResponse(((b"S", b"NOTICE"), (b"C", b"00000"), (b"M", b"n"))).encode()
+
+
+THREE = ResultLimits(3)
+
+
+def run(stream: bytes, size: int, limits: ResultLimits = THREE) -> tuple[bytes, Results]:
+    results = Results(limits, OURS)
+    out = b""
+    for at in range(0, len(stream), size):
+        chunk = stream[at : at + size]
+        out += chunk if results.passes(chunk) else results.take(chunk)
+    return out, results
+
+
+SIZES = (1, 2, 7, 11, 10_000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_fits_is_passed_as_it_is(size: int) -> None:
+    stream = (HEAD + ROW * 3 + DONE + READY) * 3 + NOTICE + HEAD + ROW + FAULT + READY
+    assert run(stream, size)[0] == stream
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_cancelled_one_ends_with_our_error(size: int) -> None:
+    out, results = run(HEAD + ROW * 5 + NOTICE + FAULT + READY, size)
+    assert out == HEAD + ROW * 3 + NOTICE + OURS + READY
+    assert results.state is State.PASSING
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_server_that_was_done_before_says_it_too(size: int) -> None:
+    behind = HEAD + ROW + m.CommandComplete(b"SELECT 1").encode()
+    out, _ = run(HEAD + ROW * 5 + DONE + behind + READY, size)
+    assert out == HEAD + ROW * 3 + OURS + READY
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_block_fails(size: int) -> None:
+    out, results = run(HEAD + ROW * 5 + DONE + m.ReadyForQuery(b"T").encode(), size)
+    assert out == HEAD + ROW * 3 + OURS + m.ReadyForQuery(b"E").encode()
+    assert results.must_fail
+
+
+def test_a_write_behind_it_can_t_be_denied() -> None:
+    with pytest.raises(TooLate):
+        run(HEAD + ROW * 5 + DONE + m.CommandComplete(b"UPDATE 1").encode() + READY, 10_000)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bytes_and_copies_and_portals_count(size: int) -> None:
+    assert (
+        run(HEAD + ROW * 3 + DONE + READY, size, ResultLimits(10, len(ROW) * 2))[0]
+        == HEAD + ROW * 2 + OURS + READY
+    )
+    line = m.CopyData(b"x\n").encode()
+    assert run(line * 4 + m.CopyDone().encode() + DONE + READY, size)[0] == line * 3 + OURS + READY
+    suspended = m.PortalSuspended().encode()
+    stream = ROW * 2 + suspended + READY + ROW * 2 + suspended + READY
+    assert run(stream, size)[0] == ROW * 2 + suspended + READY + ROW * 2 + suspended + READY
