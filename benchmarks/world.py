@@ -73,6 +73,10 @@ FROM generate_series(1, {rows}) n;
 """
 #: What guarding adds to a table, for the one that nobody guards; and the index that the guide advises for both.
 COLUMNS = "ALTER TABLE bare.t ADD deleted_at timestamptz, ADD deleted_by_agent text"
+UNIQUE = (
+    "ALTER TABLE bare.t DROP CONSTRAINT t_code_key;"
+    "CREATE UNIQUE INDEX t_code_key ON bare.t (code) WHERE deleted_at IS NULL"
+)
 INDEX = "CREATE INDEX ON {schema}.t (customer) {where}"
 _numbers = count(1)
 
@@ -172,6 +176,9 @@ def twins(server: EmbeddedServer, rows: int, mode: str) -> Iterator[World]:
             made.owner.execute(TABLE.format(schema=schema, rows=rows))
         made.guard(["guarded.t"], mode)
         made.owner.execute(COLUMNS)
+        if mode == "soft":
+            # The twin has what a person would have made by hand: the unique index over live rows.
+            made.owner.execute(UNIQUE)
         for schema in ("guarded", "bare"):
             where = "WHERE deleted_at IS NULL" if mode == "soft" else ""
             made.owner.execute(INDEX.format(schema=schema, where=where))

@@ -401,14 +401,25 @@ CREATE FUNCTION sqlguard.references_to(relation oid)
         ORDER BY t.tgname
     $$;
 
--- Whether a BEFORE ROW trigger of someone else can change a row while it is being deleted. STABLE, so that it is
--- asked once per statement where it matters.
+-- Whether a BEFORE ROW trigger of someone else can change a row while it is being deleted. One that has come since the
+-- table was guarded would really do so, because nothing puts the row back. STABLE, so that it is asked once per
+-- statement where it matters.
 CREATE FUNCTION sqlguard.rows_may_change(relation oid) RETURNS boolean
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger t
-                       WHERE t.tgrelid = relation AND NOT t.tgisinternal AND (t.tgtype & 19) = 19
-                           AND t.tgname <> 'zz_sqlguard_stamp')
+        DECLARE
+            other text := (SELECT t.tgname FROM pg_trigger t
+                           WHERE t.tgrelid = relation AND NOT t.tgisinternal AND (t.tgtype & 19) = 19
+                               AND t.tgname <> 'zz_sqlguard_stamp' AND t.tgenabled <> 'D' LIMIT 1);
+        BEGIN
+            IF other IS NOT NULL AND NOT EXISTS (
+                SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgname = 'zz_sqlguard_stamp') THEN
+                RAISE EXCEPTION 'trigger `%` of `%` has come after the table was guarded', other, relation::regclass
+                    USING ERRCODE = 'SG002',
+                        HINT = format('ask the operator to run `sqlguard guard %s` again', relation::regclass);
+            END IF;
+            RETURN other IS NOT NULL;
+        END
     $$;
 
 -- Whether any foreign key refers to rows of a relation: asked at every soft delete, so asked cheaply.

@@ -418,3 +418,16 @@ def test_autocommit_is_asked_for(walls: World) -> None:
         pytest.raises(GuardError),
     ):
         guard_table(conn, "app.log")
+
+
+def test_a_trigger_that_came_after_the_guard_is_found(walls: World, agent: Agent) -> None:
+    walls.op.execute(
+        "CREATE FUNCTION app.touch() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN NEW.note := ''touched''; RETURN NEW; END';"
+        "CREATE TRIGGER touch BEFORE UPDATE ON app.customer FOR EACH ROW EXECUTE FUNCTION app.touch()"
+    )
+    text = f"UPDATE app.customer SET {MARK} WHERE id = 1"
+    assert refused(agent, text) == "SG002"
+    walls.guard("app.customer", mode="soft")
+    agent.conn.execute(text.encode())
+    assert rows(walls.op, "SELECT note FROM app.customer WHERE id = 1") == [("n",)]
