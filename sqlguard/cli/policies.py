@@ -1,7 +1,6 @@
 """`policy check`, `policy apply`, `policy list`, `policy test`, `policy explain`, `policy schema`."""
 
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +11,13 @@ from rich.markup import escape
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.judging import decided, load_policies, policy_paths, read_policy
-from sqlguard.cli.output import out, print_json, print_rows
+from sqlguard.cli.output import err, out, print_json, print_rows
 from sqlguard.cli.statements import check as check_statement
-from sqlguard.errors import GuardError, PolicyError
+from sqlguard.errors import PolicyError
 from sqlguard.policy import Policy
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import overview, policy_apply
-from sqlguard.postgres.catalog_reader import read_catalog
-from sqlguard.postgres.guard_table import guard_tables
+from sqlguard.postgres.policy_guard import Guarded, guard_writable
 
 group = typer.Typer(help="Policies: what a task may do.", no_args_is_help=True)
 Files = Annotated[
@@ -53,7 +51,8 @@ def apply(
     guard: Annotated[
         bool,
         typer.Option(
-            "--guard/--no-guard", help="Guard tables that agents may write to as `journal`, if they are not."
+            "--guard/--no-guard",
+            help="Guard tables that agents may write to, in the mode that `delete` says.",
         ),
     ] = True,
     dsn: Dsn = None,
@@ -63,7 +62,9 @@ def apply(
     Turn policies into database roles, grants and row-level security, in one transaction each. Safe to repeat.
 
     No write is granted on a table that is not guarded, because nothing would keep what it destroys. So such tables
-    are guarded in journal mode first: triggers, no columns. Use `sqlguard guard` before to have them as `soft`.
+    are guarded first: as `soft` where the policy says delete = "soft" and nothing speaks against it (that adds
+    columns and row-level security), else in journal mode (triggers, no columns); a warning says where it had to be
+    the other one. Tables and columns made later need this again, or `sqlguard policy refresh`.
 
     Example: sqlguard policy apply support --dry-run
     """
@@ -73,13 +74,18 @@ def apply(
     with operator(dsn) as conn:
         applied = []
         for policy in policies:
-            guarded = guard_writable(conn, policy, dry_run=dry_run) if guard else []
-            applied.append({**_applied(conn, policy, existing, dry_run=dry_run), "guarded": guarded})
+            guards = guard_writable(conn, policy, dry_run=dry_run) if guard else []
+            told = _applied(conn, policy, existing, dry_run=dry_run)
+            told["warnings"] = _warnings(guards, told["warnings"])
+            names = [g.table for g in guards if g.mode is not None]
+            applied.append({**told, "guarded": names, "guards": guards})
     if as_json:
         print_json({"policies": applied, "dry_run": dry_run})
     else:
         for one in applied:
             _show(one, dry_run=dry_run)
+        if not dry_run:
+            err.print("tables and columns that are made later need `sqlguard policy refresh` to be granted")
 
 
 def _applied(
@@ -99,33 +105,20 @@ def _applied(
     }
 
 
-def guard_writable(conn: psycopg.Connection[Any], policy: Policy, *, dry_run: bool) -> list[str]:
-    """Guard the tables that *policy* lets agents write to and that are not guarded yet; return their names."""
-    catalog = read_catalog(conn)
-    unguarded = [
-        t.qualified
-        for t in catalog.tables.values()
-        if t.kind in ("r", "p")
-        and t.schema != "sqlguard"
-        and t.extension is None
-        and not t.parents
-        and t.guard is None
-        and (rule := policy.table_rule(t.schema, t.name)) is not None
-        and (rule.insert or rule.update or rule.delete == "journal")
+def _warnings(guards: list[Guarded], others: list[str]) -> list[str]:
+    """What was said of a table's guard, with its reason, is not said again; a dry run has not guarded it yet."""
+    known = tuple(f"`{g.table}` is " for g in guards)
+    return [
+        *(g.warning for g in guards if g.warning),
+        *(text for text in others if not known or not text.startswith(known)),
     ]
-    done = []
-    for name in sorted(unguarded):
-        # One that can't be guarded is left alone: the policy then grants no write on it, and says so.
-        with suppress(GuardError):
-            if not dry_run:
-                guard_tables(conn, [name], "journal")
-            done.append(name)
-    return done
 
 
 def _show(one: dict[str, Any], *, dry_run: bool) -> None:
-    for name in one["guarded"]:
-        out.print(f"{'-- would guard' if dry_run else 'guarded'} {name} as journal", markup=False)
+    for guard in one["guards"]:
+        if guard.mode is not None:
+            what = "-- would guard" if dry_run else "guarded"
+            out.print(f"{what} {guard.table} as {guard.mode}", markup=False)
     if dry_run:
         out.print(f"-- {one['policy']}", markup=False)
         for text in one["statements"]:

@@ -222,3 +222,55 @@ def test_nothing_done_yet_is_no_error(shop: Command) -> None:
     task = json.loads(shop("task", "open", "--agent", "a", "--policy", "support", "--json")[1])["task"]
     assert shop("undo", "--task", task)[0] == 0
     assert shop("journal", "list", "--task", task)[0] == 0
+
+
+GUARDING = """
+name = "clerk"
+[tables."public.plain"]
+select = true
+insert = true
+delete = "soft"
+[tables."public.watched"]
+update = true
+delete = "soft"
+[tables."public.keyless"]
+insert = true
+delete = "soft"
+[tables."public.ledger"]
+insert = true
+"""
+
+
+def test_policy_apply_guards_as_the_policy_says_and_warns_where_it_can_not(
+    database: Database, command: Command, tmp_path: Path
+) -> None:
+    with database.connect(database.owner_dsn) as owner:
+        owner.execute("""
+            CREATE TABLE plain (id integer PRIMARY KEY);
+            CREATE TABLE watched (id integer PRIMARY KEY);
+            CREATE TABLE keyless (t text);
+            CREATE TABLE ledger (id integer PRIMARY KEY);
+            CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END';
+            CREATE TRIGGER t BEFORE DELETE ON watched FOR EACH ROW EXECUTE FUNCTION f();
+        """)
+    (tmp_path / "clerk.toml").write_text(GUARDING, encoding="utf-8")
+    command("migrate", "--dsn", database.owner_dsn)
+    modes = {
+        "public.keyless": "journal",
+        "public.ledger": "journal",
+        "public.plain": "soft",
+        "public.watched": "journal",
+    }
+    for flags in (["--dry-run"], []):
+        told = command("policy", "apply", "./clerk.toml", *flags, "--json", "--dsn", database.owner_dsn)[1]
+        (clerk,) = json.loads(told)["policies"]
+        assert {g["table"]: g["mode"] for g in clerk["guards"]} == modes
+        assert len(clerk["warnings"]) == 2
+        assert "primary_key_missing" in clerk["warnings"][0]
+        assert "no DELETE is granted" in clerk["warnings"][1]
+        assert "trigger `t`" in clerk["warnings"][1]
+    found = json.loads(command("tables", "--json", "--dsn", database.owner_dsn)[1])["tables"]
+    assert {t["table"]: t["mode"] for t in found} == modes
+    _, said, complained = command("policy", "apply", "./clerk.toml", "--dsn", database.owner_dsn)
+    assert "guarded as journal, the policy says soft: no delete is granted" in said
+    assert "policy refresh" in complained
