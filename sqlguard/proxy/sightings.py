@@ -104,13 +104,12 @@ class Sightings:
                 known[1].count += 1
                 return
         fingerprint, text = self._shape(decision.statement.text)
-        tally = self._tally(
-            login, fingerprint, str(decision.verdict.effect), lambda: self._said(decision, text)
-        )
+        verdict = str(decision.verdict.effect)
         with self._lock:
+            tally = self._tally(login, fingerprint, verdict, lambda: self._said(decision, text))
+            tally.count += 1
             # Held, so that its id is nobody else's meanwhile.
             self._quick[key] = (decision, tally)
-            tally.count += 1
 
     def _said(self, decision: Decision, text: str) -> dict[str, Any]:
         finding = decision.verdict.decisive
@@ -126,25 +125,23 @@ class Sightings:
 
     def lost(self, login: Login, why: str) -> None:
         """Count what could not be followed: it was passed on like everything."""
-        tally = self._tally(login, why, "unknown", lambda: _unknown(why))
         with self._lock:
-            tally.count += 1
+            self._tally(login, why, "unknown", lambda: _unknown(why)).count += 1
 
     # --- parts
 
     def _tally(
         self, login: Login, fingerprint: str, verdict: str, more: Callable[[], dict[str, Any]]
     ) -> "_Tally":
+        """Return what counts the shape; the lock must be held, so that it is not written away meanwhile."""
         task = login.task
-        of = (task.agent, login.role, task.policy, task.policy_version)
-        with self._lock:
-            if len(self._seen) >= _SHAPES:
-                fingerprint, more = _MANY, lambda: _unknown(_MANY)
-            key = (*of, fingerprint, verdict)
-            known = self._seen.get(key)
-            if known is None:
-                known = self._seen[key] = _Tally(key, more(), datetime.now(UTC))
-            return known
+        if len(self._seen) >= _SHAPES:
+            fingerprint, more = _MANY, lambda: _unknown(_MANY)
+        key = (task.agent, login.role, task.policy, task.policy_version, fingerprint, verdict)
+        known = self._seen.get(key)
+        if known is None:
+            known = self._seen[key] = _Tally(key, more(), datetime.now(UTC))
+        return known
 
     def _shape(self, text: str) -> tuple[str, str]:
         found = self._shapes.get(text)

@@ -57,8 +57,15 @@ class Watched:
         return psycopg.connect(self.dsn, **{"autocommit": True, **options})
 
     def seen(self) -> list[Observation]:
-        time.sleep(0.3)
-        return read_observations(self.world.owner)
+        """What has been counted, once it does not change any more: it is written behind the client's back."""
+        found: list[Observation] = []
+        for _ in range(20):
+            time.sleep(0.3)
+            now = read_observations(self.world.owner)
+            if now == found and (now or not self.sightings.observes(OWNER)):
+                break
+            found = now
+        return found
 
     def verdicts(self) -> dict[str, str]:
         return {o.sample: o.verdict for o in self.seen()}
