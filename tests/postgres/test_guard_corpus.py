@@ -63,6 +63,10 @@ ARGUED: dict[str, tuple[Effect, str]] = {
     ),
     "hide-033": (Effect.ALLOW, "COPY … TO STDOUT of a table that may be read is a read"),
     "set-027": (Effect.ALLOW, "drivers set the time zone; it changes only how moments are shown"),
+    **dict.fromkeys(
+        ("write-008", "write-018", "write-020", "ind-002", "ind-006"),
+        (Effect.REFUSE, "nothing guards the table: the task's role may not write there, and says so sooner"),
+    ),
     **dict.fromkeys(("set-033", "set-034", "set-036", "set-037"), (Effect.ALLOW, RESET)),
 }
 WANTED = {

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from sqlguard.policy.context import Context
+from sqlguard.policy.guards import guard_of
 from sqlguard.policy.registry import QUERIES, rule
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Relation, Session, Statement, Write
@@ -11,11 +12,12 @@ from sqlguard.statement.model import Relation, Session, Statement, Write
 @rule("write-grant", QUERIES)
 def write_grant(statement: Statement, _session: Session, context: Context) -> Iterator[Finding]:
     """
-    Refuses an INSERT or UPDATE of a table or column that the policy does not grant.
+    Refuses an INSERT or UPDATE of a table or column that the policy does not grant, or that nothing guards.
 
     ## Why
     A task may change what its policy lists, however the statement is written: in a WITH query, a MERGE
-    branch, an upsert, through a view.
+    branch, an upsert, through a view. Where no guard keeps what a write destroys, the task's role has no right to
+    write either, and PostgreSQL's own refusal would not say what is missing.
 
     ## Finds
         INSERT INTO audit_log (what) VALUES ('x')
@@ -39,6 +41,14 @@ def write_grant(statement: Statement, _session: Session, context: Context) -> It
 def _findings(relation: Relation, write: Write, context: Context) -> Iterator[Finding]:
     rule_ = None if relation.system else context.policy.table_rule(relation.schema or "", relation.name)
     granted = getattr(rule_, write.op) if rule_ is not None else False
+    if granted and relation is write.table and not _is_guarded(relation, context):
+        yield Finding(
+            "write-grant",
+            Effect.REFUSE,
+            f"`{relation.shown}` is not guarded, so nothing may be written to it",
+            f"ask the operator to run `sqlguard guard {relation.schema}.{relation.name}`; other tables can be written",
+        )
+        return
     if granted is True:
         return
     verb = write.op.upper()
@@ -68,3 +78,8 @@ def _findings(relation: Relation, write: Write, context: Context) -> Iterator[Fi
             f"column `{others[0]}` of `{relation.shown}` may not be written",
             f"set only the columns {', '.join(granted)}",
         )
+
+
+def _is_guarded(relation: Relation, context: Context) -> bool:
+    table = context.catalog.tables.get(relation.oid)
+    return table is None or guard_of(table, context.catalog) is not None

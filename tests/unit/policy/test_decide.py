@@ -70,7 +70,7 @@ def test_every_kind_has_a_rule_that_speaks_for_it(kind: Kind) -> None:
         ("PREPARE p AS DELETE FROM orders WHERE id = $1", Effect.REWRITE),
         ("PREPARE p AS DELETE FROM orders", Effect.REFUSE),
         ("DECLARE c CURSOR FOR SELECT pg_sleep(1)", Effect.REFUSE),
-        ("UPDATE notes SET body = 'x' WHERE id = 1", Effect.ALLOW),
+        ("UPDATE notes SET body = 'x' WHERE id = 1", Effect.REFUSE),  # nothing guards it
         ("SELECT * FROM v_active_accounts", Effect.ALLOW),
         ("SELECT * FROM v_sleepy", Effect.REFUSE),
         ("SELECT f_read(1)", Effect.ALLOW),
@@ -207,7 +207,9 @@ def test_gates_in_order() -> None:
     where = context(tables=tables, gates=gates)
     assert effect("UPDATE orders SET status = 'x' WHERE id = 1", where) is Effect.REFUSE
     assert effect("INSERT INTO orders (id) VALUES (1)", where) is Effect.ALLOW
-    assert effect("UPDATE docs SET title = 'x' WHERE id = 1", where) is Effect.APPROVE
+    assert (
+        effect("UPDATE docs SET title = 'x' WHERE id = 1", where) is Effect.REFUSE
+    )  # no approval buys a guard
     assert effect("INSERT INTO kv VALUES ('a', 'b')", where) is Effect.ALLOW
     assert effect("SELECT * FROM orders", where) is Effect.ALLOW
     assert verdict("UPDATE orders SET status = 'x' WHERE id = 1", where=where).classes == ("financial",)
@@ -295,3 +297,11 @@ def test_a_refusal_says_what_is_wrong_with_the_statement(text: str, says: str) -
     assert found is not None
     assert says in found.message
     assert found.hint
+
+
+def test_a_write_that_nothing_keeps_is_refused_with_what_to_do() -> None:
+    for text in ("INSERT INTO docs (id) VALUES (1)", "UPDATE docs SET title = 'x' WHERE id = 1"):
+        found = verdict(text)
+        assert found.effect is Effect.REFUSE
+        assert found.decisive is not None
+        assert "sqlguard guard app.docs" in (found.decisive.hint or "")
