@@ -121,6 +121,39 @@ CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RET
         END
     $$;
 
+-- Intents and events in one commit, all or none; returns the intents' ids in their order. An end that gets lost in a
+-- crash is settled from the change sets, so a group of events alone does not wait for the disk.
+CREATE FUNCTION sqlguard.record_group(intents jsonb[], events jsonb[]) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            ids bigint[] := array_fill(NULL::bigint, ARRAY[coalesce(cardinality(intents), 0)]);
+            one record;
+        BEGIN
+            IF cardinality(ids) = 0 THEN
+                PERFORM set_config('synchronous_commit', 'off', true);
+            END IF;
+            -- Tasks are locked in one order everywhere, or two groups could wait for each other.
+            FOR one IN
+                SELECT q.* FROM (
+                    SELECT a.task_id AS task, false AS is_intent, u.n, u.entry
+                    FROM unnest(events) WITH ORDINALITY AS u (entry, n)
+                    JOIN sqlguard.action a ON a.id = (u.entry ->> 'action')::bigint
+                    UNION ALL
+                    SELECT u.entry ->> 'task_id', true, u.n, u.entry FROM unnest(intents) WITH ORDINALITY AS u (entry, n)
+                ) q ORDER BY q.task, q.is_intent, q.n
+            LOOP
+                IF one.is_intent THEN
+                    ids[one.n] := sqlguard.record_intent(one.entry);
+                ELSE
+                    PERFORM sqlguard.record_event((one.entry ->> 'action')::bigint, one.entry ->> 'kind',
+                                                  one.entry -> 'detail');
+                END IF;
+            END LOOP;
+            RETURN ids;
+        END
+    $$;
+
 -- The feed -------------------------------------------------------------------------------------------------
 
 -- Who follows, and how far: every entry up to *position* was delivered but those in *gaps*, which are numbers that
@@ -153,7 +186,7 @@ CREATE TRIGGER notify_feeds AFTER INSERT ON sqlguard.event
 
 REVOKE ALL ON FUNCTION
     sqlguard.begin_step(jsonb), sqlguard.approval_of(bigint), sqlguard.approve_step(bigint, text),
-    sqlguard.notify_feeds()
+    sqlguard.record_group(jsonb[], jsonb[]), sqlguard.notify_feeds()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION sqlguard.begin_step(jsonb) TO sqlguard_agent;
 GRANT EXECUTE ON FUNCTION sqlguard.approve_step(bigint, text) TO sqlguard_approver;

@@ -191,6 +191,23 @@ def record_intents(conn: psycopg.Connection[Any], intents: Sequence[Intent]) -> 
     return list(_call(conn, "SELECT sqlguard.record_intents(%s::jsonb[])", [records]))
 
 
+def record_group(
+    conn: psycopg.Connection[Any],
+    intents: Sequence[Intent],
+    events: Sequence[tuple[int, str, Mapping[str, Any]]],
+) -> list[int]:
+    """
+    Commit *events* (action, kind, detail) and *intents* together, all or none; return the intents' ids.
+
+    Without intents the commit does not wait for the disk: what an event says can be told from the row changes.
+    """
+    records = [Jsonb(i.as_record()) for i in intents]
+    ends = [
+        Jsonb({"action": action, "kind": kind, "detail": dict(detail)}) for action, kind, detail in events
+    ]
+    return list(_call(conn, "SELECT sqlguard.record_group(%s::jsonb[], %s::jsonb[])", [records, ends]))
+
+
 def record_event(
     conn: psycopg.Connection[Any], action: int, kind: str, detail: Mapping[str, Any] | None = None
 ) -> int:

@@ -2,7 +2,8 @@
 The journal's writer: a thread that commits what sessions want written, in groups.
 
 Whatever has queued up while the last commit was under way goes into the next one, so eight busy agents cost about
-as many commits as one.
+as many commits as one. What must be on disk before a write runs is its intent alone: ends go along with the next
+intents, or without waiting for the disk.
 """
 
 import asyncio
@@ -118,9 +119,10 @@ class Writer:
             try:
                 if conn is None or conn.closed:
                     conn = connect(self._dsn)
-                _write_events(conn, events)  # they belong to actions of earlier groups
-                events = []
-                _write_intents(conn, intents)
+                if not _write_together(conn, intents, events):
+                    _write_events(conn, events)
+                    events = []
+                    _write_intents(conn, intents)
             except (psycopg.Error, SqlguardError) as broken:
                 fault = broken
                 if conn is not None:
@@ -141,8 +143,26 @@ class Writer:
         return group
 
 
+def _write_together(
+    conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]], events: list[_Event]
+) -> bool:
+    """Commit all of a group at once; False if something in it was refused, and nothing of it was written."""
+    if not intents and not events:
+        return True
+    try:
+        ends = [(e.action, e.kind, e.detail) for e in events]
+        ids = journal.record_group(conn, [intent for intent, _ in intents], ends)
+    except (psycopg.Error, SqlguardError):
+        if conn.closed:
+            raise
+        return False
+    for (_, waiter), action in zip(intents, ids, strict=True):
+        _done(waiter, action)
+    return True
+
+
 def _write_events(conn: psycopg.Connection[Any], events: list[_Event]) -> None:
-    """Write each event; raises psycopg's errors when the connection is broken, and only then."""
+    """Write each event by itself; raises psycopg's errors when the connection is broken, and only then."""
     for event in events:
         try:
             journal.record_event(conn, event.action, event.kind, event.detail)
@@ -153,19 +173,7 @@ def _write_events(conn: psycopg.Connection[Any], events: list[_Event]) -> None:
 
 
 def _write_intents(conn: psycopg.Connection[Any], intents: list[tuple[Intent, Waiter]]) -> None:
-    """Commit intents together, or where one is refused each by itself; raises as `_write_events` does."""
-    if not intents:
-        return
-    try:
-        ids = journal.record_intents(conn, [intent for intent, _ in intents])
-    except (psycopg.Error, SqlguardError):
-        if conn.closed:
-            raise
-    else:
-        for (_, waiter), action in zip(intents, ids, strict=True):
-            _done(waiter, action)
-        return
-    # One bad intent (an ended task) must not take the others' with it.
+    """Commit intents one by one: a bad one (of an ended task) must not take the others with it."""
     for intent, waiter in intents:
         try:
             _done(waiter, journal.record_intent(conn, intent))

@@ -262,3 +262,25 @@ def test_an_intent_costs_well_under_a_millisecond(world: World) -> None:
     started = time.perf_counter()
     journal.record_intents(world.op, intents)
     assert (time.perf_counter() - started) / len(intents) < 0.002
+
+
+def test_a_group_is_written_together_or_not_at_all(world: World) -> None:
+    world.task("t")
+    world.task("v")
+    first, second = journal.record_group(
+        world.op, [Intent(task="v", statement="1"), Intent(task="t", statement="2")], []
+    )
+    third = journal.record_group(
+        world.op,
+        [Intent(task="t", statement="3")],
+        [(first, "committed", {"tag": "INSERT 0 1"}), (second, "failed", {"sqlstate": "23505"})],
+    )
+    assert journal.record_group(world.op, [], [(third[0], "committed", {})]) == []
+    assert [(a.statement, a.outcome) for a in journal.list_actions(world.op)] in (
+        [("1", "committed"), ("2", "failed"), ("3", "committed")],
+        [("2", "failed"), ("1", "committed"), ("3", "committed")],
+    )
+    with pytest.raises(TaskEnded):
+        journal.record_group(world.op, [Intent(task="gone"), Intent(task="t")], [(first, "failed", {})])
+    assert len(journal.list_actions(world.op)) == 3
+    assert journal.verify(world.op).ok
