@@ -13,6 +13,8 @@ from urllib.parse import unquote
 
 import postgast
 
+from sqlguard.errors import NotUnderstood
+
 FIELDS = ("reason", "confidence", "idempotency_key", "step", "traceparent")
 
 
@@ -32,6 +34,34 @@ class Annotation:
 
 
 EMPTY = Annotation()
+#: Characters; an idempotency key is the key of an index, and PostgreSQL's index rows are short.
+LIMITS = {"reason": 10_000, "idempotency_key": 500, "step": 500}
+
+
+def given(
+    reason: str | None = None,
+    confidence: float | None = None,
+    idempotency_key: str | None = None,
+    step: str | None = None,
+) -> Annotation:
+    """
+    Return what was given as arguments; an empty text counts as not given.
+
+    Raises NotUnderstood for what a comment or a setting could not say either: a caller of ours hears of its mistake.
+    """
+    texts = {"reason": reason, "idempotency_key": idempotency_key, "step": step}
+    for name, text in texts.items():
+        if text is not None and len(text) > LIMITS[name]:
+            raise NotUnderstood(
+                f"`{name}` is longer than {LIMITS[name]} characters", hint=f"give a shorter {name}"
+            )
+        if text is not None and "\0" in text:
+            raise NotUnderstood(
+                f"`{name}` holds a NUL, which no text of PostgreSQL's can", hint="leave it out"
+            )
+    if confidence is not None and not 0 <= confidence <= 1:
+        raise NotUnderstood(f"the confidence {confidence} is not between 0 and 1", hint="give 0.9 for 90 %")
+    return Annotation(reason or None, confidence, idempotency_key or None, step or None)
 
 
 def confidence(text: str) -> float | None:

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from sqlguard import gate as gates
-from sqlguard.annotation import Annotation, read
+from sqlguard.annotation import Annotation, given, read
 from sqlguard.errors import NotConfigured, Refused, TaskEnded
 from sqlguard.gate import Gate
 from sqlguard.journal import Intent
@@ -106,7 +106,7 @@ class GuardedConnection:
         Raises the errors of `sqlguard.errors` when it is not let through, psycopg's when PostgreSQL fails.
         """
         text, values = number_placeholders(sql, params)
-        said = read(text).merged(Annotation(reason, confidence, idempotency_key, step))
+        said = read(text).merged(given(reason, confidence, idempotency_key, step))
         self._refresh()
         decisions = self._gate.decide(text, self._session)
         refused = gates.first_refused(decisions)

@@ -32,6 +32,8 @@ LETTERS: Mapping[str, bytes] = {
     "routine": b"R",
 }
 _HEADER_BYTES = 5
+#: How the names of sqlguard's functions and tables begin in a context or an internal query.
+_OURS = b"sqlguard."
 
 
 def error_response(
@@ -97,6 +99,22 @@ def with_fields(report: bytes, changes: Mapping[bytes, bytes | None]) -> bytes:
 def _check_letters(letters: Iterable[bytes]) -> None:
     if any(len(letter) != 1 or letter == b"\0" for letter in letters):
         raise ValueError("a field's name is one letter")
+
+
+def without_ours(report: bytes) -> bytes:
+    """
+    Return *report* without the context (`W`) and the internal query (`q`, `p`) that tell of sqlguard's own functions.
+
+    Which wall function stopped a statement, at which line, is nothing for the agent; a context that speaks of the
+    application's functions alone stays.
+    """
+    if _OURS not in report:
+        return report
+    fields = fields_of(report)
+    ours = [letter for letter in (b"W", b"q") if _OURS in fields.get(letter, b"")]
+    if b"q" in ours and b"p" in fields:
+        ours.append(b"p")
+    return with_fields(report, dict.fromkeys(ours)) if ours else report
 
 
 def moved(report: bytes, position: Callable[[int], int | None]) -> bytes:

@@ -336,9 +336,10 @@ class Session:
             return head.error(raw) if callable(head.error) else head.error
         if is_hidden:
             return b""
+        told = reports.without_ours(raw)
         if head.position is not None:
-            return reports.moved(raw, head.position)
-        return None
+            return reports.moved(told, head.position)
+        return None if told is raw else told
 
     def _skip(self, head: Expect, raw: bytes) -> bool:
         """Skip up to the next Sync; say whether the client need not know."""

@@ -1,8 +1,11 @@
 """Annotations come from comments as PostgreSQL's scanner sees them, never from strings."""
 
+from typing import Any
+
 import pytest
 
-from sqlguard.annotation import EMPTY, Annotation, confidence, read, with_field
+from sqlguard.annotation import EMPTY, Annotation, confidence, given, read, with_field
+from sqlguard.errors import NotUnderstood
 
 
 @pytest.mark.parametrize(
@@ -47,3 +50,25 @@ def test_statement_wins_over_session() -> None:
 def test_a_setting_is_cleared_by_an_empty_value() -> None:
     assert with_field(Annotation(reason="x"), "reason", "") == EMPTY
     assert with_field(EMPTY, "no_such_field", "x") == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"confidence": 1.5}, "between 0 and 1"),
+        ({"confidence": -0.1}, "between 0 and 1"),
+        ({"confidence": float("nan")}, "between 0 and 1"),
+        ({"idempotency_key": "k" * 501}, "500 characters"),
+        ({"reason": "r" * 10_001}, "10000 characters"),
+        ({"step": "a\0b"}, "NUL"),
+    ],
+)
+def test_arguments_are_held_to_what_a_comment_could_say(what: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotUnderstood, match=why) as caught:
+        given(**what)
+    assert caught.value.hint
+
+
+def test_arguments_that_say_nothing_are_not_given() -> None:
+    assert given(reason="", idempotency_key="", step="") == EMPTY
+    assert given("because", 0, "k", "s") == Annotation("because", 0, "k", "s")

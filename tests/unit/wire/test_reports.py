@@ -17,6 +17,7 @@ from sqlguard.wire.reports import (
     notice_response,
     shifted,
     with_fields,
+    without_ours,
 )
 
 FAULT = error_response("ERROR", "42601", "syntax error", hint="look", position=8, internal_query="SELECT")
@@ -103,3 +104,21 @@ def test_an_error_of_ours_can_point_into_the_text() -> None:
     fault.position = 8
     assert fields_of(from_error(fault))[b"P"] == b"8"
     assert b"P" not in fields_of(from_error(Refused("no")))
+
+
+def test_where_in_our_own_functions_it_happened_is_not_told() -> None:
+    ours = error_response(
+        "ERROR",
+        "SG006",
+        "too many rows",
+        hint="narrow the WHERE",
+        where="PL/pgSQL function sqlguard.capture_orders() line 12 at RAISE",
+        internal_query="SELECT sqlguard.judge()",
+        internal_position=8,
+    )
+    fields = fields_of(ours)
+    assert fields_of(without_ours(ours)) == {k: v for k, v in fields.items() if k not in (b"W", b"q", b"p")}
+    theirs = error_response(
+        "ERROR", "P0001", "sqlguard. is named", where="PL/pgSQL function app.pay() line 1"
+    )
+    assert without_ours(theirs) == theirs
