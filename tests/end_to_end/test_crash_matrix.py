@@ -25,7 +25,6 @@ from typing import Any
 import psycopg
 import pytest
 from end_to_end.crash_client import COUNTERS
-from end_to_end.shop import wait_for_line
 from psycopg.conninfo import make_conninfo
 from servers import in_memory
 
@@ -118,7 +117,11 @@ class Battlefield:
                 stdout=output,
                 stderr=output,
             )
-        wait_for_line(log, "listening", self.proxy)
+        deadline = time.monotonic() + 180
+        while b"listening" not in log.read_bytes():
+            assert self.proxy.poll() is None, log.read_text(errors="replace")
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
     def start_client(self, number: int) -> None:
         script = Path(__file__).with_name("crash_client.py")
@@ -160,7 +163,7 @@ class Battlefield:
     def kill_postmaster(self, _: random.Random) -> None:
         pid = int((self.server.data_dir / "postmaster.pid").read_text(encoding="ascii").split()[0])
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             # Its children end when they notice that it is gone; until then the data folder is theirs.
             with suppress(Exception):
@@ -175,7 +178,7 @@ class Battlefield:
         self.wait_for_server()
 
     def wait_for_server(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 with self.owner as owner:
@@ -190,7 +193,7 @@ class Battlefield:
         """Let every client have its last answer, then stop all but PostgreSQL."""
         self.stop.touch()
         for client in self.clients.values():
-            client.wait(timeout=60)
+            client.wait(timeout=180)
         assert self.proxy is not None
         self.proxy.terminate()
         self.proxy.wait(timeout=30)
