@@ -24,7 +24,7 @@ class Runner:
     """Runs on a connection in autocommit mode; `budget` is how many seconds one step may keep trying."""
 
     conn: psycopg.Connection[Any]
-    lock_timeout_ms: int = 500
+    lock_timeout_ms: int = 300
     budget: float = 120.0
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ short transaction. What it replaced is written in its comment, for `unguard`.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from psycopg import sql
@@ -34,10 +34,27 @@ def is_replacement(index: Index) -> bool:
     return (index.comment or "").startswith(_COMMENT)
 
 
-def original(index: Index) -> dict[str, Any]:
-    """Return what a replacement stands for: `constraint` (its name, or None), `definition`, `predicate`."""
-    kept: dict[str, Any] = json.loads((index.comment or "").removeprefix(_COMMENT))
-    return kept
+def original(index: Index, above: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """
+    Return what a replacement stands for: `constraint` (its name, or None), `definition`, `predicate`, `tablespace`.
+
+    A partition that came after the guard has an index that PostgreSQL made from that of the table *above*: it
+    stands for what PostgreSQL would have made without the guard.
+    """
+    if is_replacement(index) or above is None:
+        kept: dict[str, Any] = json.loads((index.comment or "").removeprefix(_COMMENT))
+        return kept
+    constraint = index.name if above["constraint"] else None
+    predicate = (
+        None if index.predicate == _LIVE else (index.predicate or "").removesuffix(f" AND {_LIVE})")[1:]
+    )
+    body = index.definition.removesuffix(f" WHERE {index.predicate}")
+    return {
+        "constraint": constraint,
+        "definition": body if predicate is None else f"{body} WHERE {predicate}",
+        "predicate": predicate,
+        "tablespace": index.tablespace,
+    }
 
 
 def convertible(facts: Facts, root: Relation) -> list[tuple[Relation, Index]]:
@@ -131,7 +148,7 @@ def restore(runner: Runner, facts: Facts, root: Relation) -> None:
     for relation in facts.tree(root):
         for index in relation.indexes:
             if is_replacement(index) and index.parent_index is None:
-                _put_back(runner, relation, index)
+                _put_back(runner, facts, relation, index)
 
 
 def _reason_to_keep(index: Index) -> str | None:
@@ -161,9 +178,7 @@ def _build(
         return [(relation, new, index)]
     # CONCURRENTLY stops at a partitioned table: the partitions' indexes are built one by one and attached.
     built: list[tuple[Relation, str, Index]] = []
-    for oid in relation.children:
-        child = facts.relations[oid]
-        old = next(i for i in child.indexes if i.parent_index == index.oid)
+    for child, old in _parts(facts, relation, index):
         built += _build(runner, facts, child, old)
     if _state(runner, relation, new) is None:
         runner.run([_definition(index, new, concurrently=False)])
@@ -231,49 +246,70 @@ def _original(index: Index) -> dict[str, Any]:
     }
 
 
-def _put_back(runner: Runner, relation: Relation, index: Index) -> None:
+def _put_back(runner: Runner, facts: Facts, relation: Relation, index: Index) -> None:
     old = original(index)
+    _build_full(runner, facts, relation, index, old)
+    # Dropping a partitioned index drops its parts.
+    drop = sql.SQL("DROP INDEX {}").format(_in(relation, index.name))
+    runner.run([drop, *_take_place(facts, relation, index, old)])
+
+
+def _build_full(
+    runner: Runner, facts: Facts, relation: Relation, index: Index, old: Mapping[str, Any]
+) -> None:
+    """Build what *index* and its parts stand for beside them, each table's own CONCURRENTLY."""
     if relation.kind == "p":
-        _put_back_partitioned(runner, relation, index, old)
+        for child, part in _parts(facts, relation, index):
+            _build_full(runner, facts, child, part, original(part, old))
         return
     new = _new_name(index.name)
     if _state(runner, relation, new) is False:
         runner.run_concurrently(sql.SQL("DROP INDEX CONCURRENTLY {}").format(_in(relation, new)))
     if _state(runner, relation, new) is None:
         runner.run_concurrently(_full(old, new, concurrently=True))
-    steps: list[sql.Composed] = [
-        sql.SQL("DROP INDEX {}").format(_in(relation, index.name)),
-        sql.SQL("ALTER INDEX {} RENAME TO {}").format(_in(relation, new), sql.Identifier(index.name)),
-    ]
-    if old["constraint"] is not None:
-        steps.append(
-            sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} UNIQUE USING INDEX {}").format(
-                name_of(relation), sql.Identifier(old["constraint"]), sql.Identifier(index.name)
-            )
+
+
+def _take_place(
+    facts: Facts, relation: Relation, index: Index, old: Mapping[str, Any]
+) -> Iterator[sql.Composed]:
+    """Yield what makes the built indexes what was there before; nothing here reads the tables."""
+    name = old["constraint"] or index.name
+    table, constraint = name_of(relation), sql.Identifier(name)
+    if relation.kind == "r":
+        yield sql.SQL("ALTER INDEX {} RENAME TO {}").format(
+            _in(relation, _new_name(index.name)), sql.Identifier(index.name)
         )
-    runner.run(steps)
-
-
-def _put_back_partitioned(runner: Runner, relation: Relation, index: Index, old: dict[str, Any]) -> None:
-    # A constraint of a partitioned table can't be made from an index, so this one is built under its lock.
-    steps: list[sql.Composed] = [sql.SQL("DROP INDEX {}").format(_in(relation, index.name))]
+        if old["constraint"] is not None:
+            yield sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} UNIQUE USING INDEX {}").format(
+                table, constraint, sql.Identifier(index.name)
+            )
+        return
+    # ONLY leaves the parts to be attached; both are valid when all of them are.
     if old["constraint"] is None:
-        old = {**old, "definition": old["definition"].replace(" ON ONLY ", " ON ", 1)}
-        steps.append(_full(old, index.name, concurrently=False))
+        yield _full(old, name, concurrently=False)
     else:
-        body = old["definition"].split(" USING btree ", 1)[1]
-        nulls, _, columns = "", "", body
-        if body.endswith(" NULLS NOT DISTINCT"):
-            columns, nulls = body.removesuffix(" NULLS NOT DISTINCT"), "NULLS NOT DISTINCT "
-        steps.append(
-            sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} UNIQUE {}{}").format(
-                name_of(relation), sql.Identifier(old["constraint"]), _own(nulls), _own(columns)
-            )
+        columns, nulls = old["definition"].split(" USING btree ", 1)[1], ""
+        if columns.endswith(" NULLS NOT DISTINCT"):
+            columns, nulls = columns.removesuffix(" NULLS NOT DISTINCT"), "NULLS NOT DISTINCT "
+        yield sql.SQL("ALTER TABLE ONLY {} ADD CONSTRAINT {} UNIQUE {}{}").format(
+            table, constraint, _own(nulls), _own(columns)
         )
-    runner.run(steps)
+    for child, part in _parts(facts, relation, index):
+        was = original(part, old)
+        yield from _take_place(facts, child, part, was)
+        yield sql.SQL("ALTER INDEX {} ATTACH PARTITION {}").format(
+            _in(relation, name), _in(child, was["constraint"] or part.name)
+        )
 
 
-def _full(old: dict[str, Any], name: str, *, concurrently: bool) -> sql.Composed:
+def _parts(facts: Facts, relation: Relation, index: Index) -> Iterator[tuple[Relation, Index]]:
+    """Yield the partitions of *relation* with their parts of *index*."""
+    for oid in relation.children:
+        child = facts.relations[oid]
+        yield child, next(i for i in child.indexes if i.parent_index == index.oid)
+
+
+def _full(old: Mapping[str, Any], name: str, *, concurrently: bool) -> sql.Composed:
     statement = sql.SQL("CREATE UNIQUE INDEX {}{} {}").format(
         sql.SQL("CONCURRENTLY " if concurrently else ""),
         sql.Identifier(name),
