@@ -17,6 +17,7 @@ from sqlguard.cli import (
     doctor,
     feed,
     history,
+    init,
     mcp,
     observe,
     policies,
@@ -48,6 +49,7 @@ app = typer.Typer(
 for group in (
     demo,
     database,
+    init,
     doctor,
     policies,
     tasks,

@@ -10,7 +10,6 @@ from sqlguard.errors import NotConfigured
 
 #: Command -> what to do meanwhile.
 _ABSENT = {
-    "init": "write a policy file (see docs/policies.md), then `sqlguard migrate`",
     "plan": "a dry run reports what a statement would change: `sqlguard preview`",
     "approve": "raise the cap in the policy, or run the statement as the owner",
     "reject": "nothing waits for an approval in this version",
