@@ -9,6 +9,14 @@ ALTER TABLE sqlguard.lease
     ADD COLUMN retry_at timestamptz;
 CREATE INDEX lease_group ON sqlguard.lease (group_role) WHERE state <> 'ended';
 
+-- Where proxies listen, for `task open` to print. A row stays behind a proxy that was killed.
+CREATE TABLE sqlguard.proxy (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    address text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    started_by text NOT NULL DEFAULT session_user
+);
+
 -- The parameters of a row scope and the types that PostgreSQL found for them.
 ALTER TABLE sqlguard.policy_table ADD COLUMN scope_params jsonb NOT NULL DEFAULT '{}';
 

@@ -11,6 +11,7 @@ from sqlguard.policy.assumed import assumed_catalog
 from sqlguard.policy.context import Context
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
+from sqlguard.postgres.policy_store import stored_versions
 from sqlguard.statement import analyse, dialects
 from sqlguard.statement.model import Session
 
@@ -18,6 +19,29 @@ from sqlguard.statement.model import Session
 def load_policies(names: list[str] | None) -> list[Policy]:
     """Read policy files by path or name. Raises PolicyError for the first that is missing or broken."""
     return [read_policy(path) for path in policy_paths(names)]
+
+
+def named_policies(name: str | None, dsn: str | None) -> list[Policy]:
+    """
+    Return the policy of that path or name: a file, or else the newest version that was applied to the database.
+
+    Raises PolicyError when there is neither.
+    """
+    paths = policy_paths([name] if name else None)
+    if name is None or paths[0].exists() or name.endswith(".toml") or "/" in name:
+        return [read_policy(path) for path in paths]
+    if dsn is not None:
+        with connect(dsn) as conn:
+            stored = conn.execute("SELECT to_regclass('sqlguard.policy')").fetchone() != (None,)
+            found = [v.policy for v in stored_versions(conn, name) if v.latest] if stored else []
+        if found:
+            return found
+    where = (
+        "and no database was named" if dsn is None else "and none of that name was applied to the database"
+    )
+    raise PolicyError(
+        f"there is no policy file `{paths[0]}`, {where}", hint="`sqlguard policy list` lists what was applied"
+    )
 
 
 def policy_paths(names: list[str] | None) -> list[Path]:

@@ -11,6 +11,7 @@ from sqlguard import app as composition
 from sqlguard import settings
 from sqlguard.cli.common import Json, operator_dsn
 from sqlguard.cli.output import out, print_json
+from sqlguard.postgres.proxies import announced
 
 
 # long: one parameter per flag
@@ -86,7 +87,9 @@ def serve(
         else:
             out.print(f"ok: PostgreSQL {found['postgresql']}, {found['guarded_tables']} guarded tables")
         return
-    composition.serve(configuration)
+    assert configuration.dsn is not None  # noqa: S101 (operator_dsn has looked)
+    with announced(configuration.dsn, configuration.public_host or configuration.listen):
+        composition.serve(configuration)
 
 
 def configure_logs(level: str, *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator_dsn
-from sqlguard.cli.judging import decided, decided_elsewhere, load_policies
+from sqlguard.cli.judging import decided, decided_elsewhere, named_policies
 from sqlguard.cli.output import err, out, print_json, print_rows
 from sqlguard.connection import connect
 from sqlguard.gate import error
@@ -61,7 +61,7 @@ def check(
     Example: sqlguard check --policy support "DELETE FROM orders"
     """
     text = _file(file) if file else _text(sql)
-    policies = load_policies([policy] if policy else None)
+    policies = named_policies(policy, None if dialect else settings.load(dsn=dsn).dsn)
     if len(policies) != 1:
         raise typer.BadParameter("several policies: name one with --policy")
     # A lint of another database's text has no business with the catalog of this one.

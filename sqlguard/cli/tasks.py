@@ -1,18 +1,20 @@
 """`task open`, `task list`, `task renew`, `task end`."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import psycopg
 import typer
 from psycopg.conninfo import conninfo_to_dict
+from rich.markup import escape
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator, operator_dsn
-from sqlguard.cli.output import out, print_json, print_pairs, print_rows
+from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
 from sqlguard.dsn import url
 from sqlguard.policy.model import duration
-from sqlguard.postgres import tasks
+from sqlguard.postgres import proxies, tasks
+from sqlguard.task import Task as Task_
 
 group = typer.Typer(help="Tasks: an agent's short-lived right to the database.", no_args_is_help=True)
 Task = Annotated[str, typer.Argument(help="The task's id, as `task open` printed it.")]
@@ -66,17 +68,22 @@ def open_(
             params=params,
             agent_version=agent_version,
         )
-        document = _document(opened, conn, operator_dsn(dsn))
+        document = _document(opened, conn, operator_dsn(dsn), length)
     if as_json:
         print_json(document)
-    else:
-        print_pairs(document)
+        return
+    warnings = document.pop("warnings")
+    print_pairs(document)
+    _warn(warnings)
 
 
-def _document(opened: tasks.OpenedTask, conn: psycopg.Connection[Any], dsn: str) -> dict[str, Any]:
+def _document(
+    opened: tasks.OpenedTask, conn: psycopg.Connection[Any], dsn: str, length: timedelta
+) -> dict[str, Any]:
     """Return what is shown of a new task, the secret inside its two DSNs."""
-    configuration = settings.load()
-    proxy_host, proxy_port = settings.host_and_port(configuration.public_host or configuration.listen)
+    warnings = _cut(opened.task, length)
+    address = _proxy_address(conn, warnings)
+    proxy_host, proxy_port = settings.host_and_port(address)
     credential = {"user": opened.role, "password": opened.password, "dbname": conn.info.dbname}
     return {
         "task": opened.task.id,
@@ -87,7 +94,37 @@ def _document(opened: tasks.OpenedTask, conn: psycopg.Connection[Any], dsn: str)
         "agent": opened.task.agent,
         "policy": opened.task.policy,
         "policy_version": opened.task.policy_version,
+        "warnings": warnings,
     }
+
+
+def _warn(warnings: list[str]) -> None:
+    for text in warnings:
+        err.print(f"[yellow]warning[/yellow] {escape(text)}")
+
+
+def _cut(task: Task_, length: timedelta, since: datetime | None = None) -> list[str]:
+    """Say so when the policy's longest time was less than what was asked for."""
+    begins = since or task.opened_at
+    if begins is None or task.expires_at - begins >= length - timedelta(seconds=1):
+        return []
+    latest = f"{task.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+    return [f"not {length} as asked for: policy `{task.policy}` lets the task live until {latest} (max_ttl)"]
+
+
+def _proxy_address(conn: psycopg.Connection[Any], warnings: list[str]) -> str:
+    """Return where agents reach the proxy: as configured, or where one that runs has said that it listens."""
+    configuration = settings.load()
+    if configuration.public_host:
+        return configuration.public_host
+    known = proxies.addresses(conn)
+    # The configured one first: several proxies may run, and that one was chosen.
+    for address in sorted(known, key=lambda a: a != configuration.listen):
+        if proxies.answers(*settings.host_and_port(address)):
+            return address
+    if not proxies.answers(*settings.host_and_port(configuration.listen)):
+        warnings.append(f"no proxy answers at {configuration.listen}: run `sqlguard serve`")
+    return configuration.listen
 
 
 def _tls(dsn: str) -> dict[str, str]:
@@ -132,11 +169,14 @@ def renew(
     Example: sqlguard task renew TASK --ttl 300s
     """
     with operator(dsn) as conn:
-        expires_at = tasks.renew_task(conn, task, ttl_of(ttl)).expires_at
+        length, began = ttl_of(ttl), datetime.now(UTC)
+        renewed = tasks.renew_task(conn, task, length)
+    warnings = _cut(renewed, length, began)
     if as_json:
-        print_json({"task": task, "expires_at": expires_at})
+        print_json({"task": task, "expires_at": renewed.expires_at, "warnings": warnings})
     else:
-        out.print(f"`{task}` now expires at {expires_at:%Y-%m-%d %H:%M:%S %Z}")
+        out.print(f"`{task}` now expires at {renewed.expires_at:%Y-%m-%d %H:%M:%S %Z}")
+        _warn(warnings)
 
 
 @group.command("end")

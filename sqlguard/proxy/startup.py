@@ -107,6 +107,9 @@ class Door:
                             _living(login), asked.request, asked.protocol, keys, data, startup.rest
                         )
                     case wire.ProofRefused(user):
+                        if login is not None:
+                            # Whoever knows such a name was given it; the verifier goes with the task.
+                            _living(login)
                         name = user.decode("utf-8", "replace")
                         raise InvalidPassword(f'password authentication failed for user "{name}"')
 

@@ -1,6 +1,7 @@
 """What a person who runs the commands for the first time sees: messages, exit statuses, tables, and no password."""
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from servers import Database
 
 from sqlguard.cli import main, output
+from sqlguard.postgres.proxies import announced
 
 #: Status, standard output and standard error of one command.
 Told = tuple[int, str, str]
@@ -274,3 +276,41 @@ def test_policy_apply_guards_as_the_policy_says_and_warns_where_it_can_not(
     _, said, complained = command("policy", "apply", "./clerk.toml", "--dsn", database.owner_dsn)
     assert "guarded as journal, the policy says soft: no delete is granted" in said
     assert "policy refresh" in complained
+
+
+def test_a_time_that_the_policy_cuts_is_said(shop: Command) -> None:
+    words = ("task", "open", "--agent", "a", "--policy", "support")
+    status, _, complained = shop(*words, "--ttl", "8h")
+    assert status == 0
+    assert "not 8:00:00 as asked for: policy `support` lets the task live until" in complained
+    told = json.loads(shop(*words, "--ttl", "8h", "--json")[1])
+    assert any("max_ttl" in text for text in told["warnings"])
+    assert "max_ttl" not in shop(*words, "--ttl", "9min")[2]
+    assert "max_ttl" in shop("task", "renew", told["task"], "--ttl", "8h")[2]
+
+
+def test_task_open_prints_where_a_proxy_said_it_listens(database: Database, shop: Command) -> None:
+    words = ("task", "open", "--agent", "a", "--policy", "support", "--json")
+    told = json.loads(shop(*words)[1])
+    assert "sqlguard serve" in " ".join(told["warnings"])
+    gone = socket.create_server(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with (
+            announced(database.owner_dsn, f"127.0.0.1:{port}"),
+            announced(database.owner_dsn, f"127.0.0.1:{gone.getsockname()[1]}"),
+        ):
+            gone.close()
+            told = json.loads(shop(*words)[1])
+    assert f"@127.0.0.1:{port}/" in told["dsn"]
+    assert told["warnings"] == []
+    assert database.execute("SELECT count(*) FROM sqlguard.proxy") == [(0,)]
+
+
+def test_check_knows_applied_policies(shop: Command, command: Command) -> None:
+    status, said, _ = shop("check", "--policy", "support", "DELETE FROM orders WHERE id = 1")
+    assert (status, said.split()[0]) == (0, "rewrite")
+    status, _, complained = shop("check", "--policy", "nobody", "SELECT 1")
+    assert status == 2
+    assert "none of that name was applied" in complained
+    assert "no database was named" in command("check", "--policy", "support", "SELECT 1")[2]
