@@ -129,7 +129,8 @@ def _columns(facts: Facts, root: Relation) -> Iterator[Note]:
         yield Note(
             "primary_key_missing",
             Weight.PREFER,
-            f"`{root.label}` has no primary key: rows are told apart by their whole contents",
+            f"`{root.label}` has no primary key: an undo finds rows by their whole contents, so those that somebody"
+            " changed since can't be forced back, and of more than 1000 in one statement one such row keeps all",
             "add a primary key",
         )
     for relation in facts.tree(root):

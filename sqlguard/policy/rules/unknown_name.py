@@ -37,6 +37,7 @@ def unknown_name(statement: Statement, _session: Session, _context: Context) -> 
             "unknown-name",
             Effect.REFUSE,
             f'relation "{relation.shown}" does not exist',
-            "check the name and its schema; names in double quotes keep their capitals",
+            "check the name and its schema; names in double quotes keep their capitals; what was made just now is"
+            " known within a second",
             sqlstate="42P01",
         )
