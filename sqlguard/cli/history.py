@@ -158,6 +158,10 @@ def undo(
     on_conflict: Annotated[
         str, typer.Option(help="Rows that somebody changed since: `stop`, `skip` them, or `force`.")
     ] = "stop",
+    columns: Annotated[
+        str | None,
+        typer.Option(help="With `force`: of rows that somebody changed since only these columns, `a,b`."),
+    ] = None,
     tools: Annotated[
         str | None, typer.Option(help="`module:registry` of compensations for steps that are not SQL.")
     ] = None,
@@ -173,6 +177,8 @@ def undo(
         raise typer.BadParameter("say what: --task, --action, --since or --undo")
     if on_conflict not in ("stop", "skip", "force"):
         raise typer.BadParameter("--on-conflict is stop, skip or force")
+    if columns is not None and on_conflict != "force":
+        raise typer.BadParameter("--columns goes with --on-conflict force")
     with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
         require(conn, task=task, action=action, undo=undo_id)
         bar = progress.add_task("undoing", total=None)
@@ -186,6 +192,7 @@ def undo(
             tools=load_tools(tools),
             preview=preview,
             on_conflict=on_conflict,
+            columns=[c.strip() for c in (columns or "").split(",") if c.strip()],
             progress=advanced,
         )
     report = saga.rows

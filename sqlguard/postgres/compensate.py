@@ -25,6 +25,7 @@ from sqlguard.errors import Refused
 from sqlguard.postgres.compensate_plan import Step, answers_of, between, read_steps
 from sqlguard.postgres.journal import record_event
 from sqlguard.postgres.undo import ON_CONFLICT, Progress, Run
+from sqlguard.postgres.undo_columns import by_columns
 from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import TableCount, UndoReport
 from sqlguard.steps import MITIGATION, Answer, Done, Tools, compensation_key, plain
@@ -83,18 +84,20 @@ def undo(  # noqa: PLR0913 (the arguments of an undo, and the registry)
     tools: Tools | None = None,
     preview: bool = False,
     on_conflict: str = "stop",
+    columns: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> SagaReport:
     """
     Undo *scope*, its steps that are not SQL included; *tools* knows their compensations.
 
-    Safe to repeat: what is done is not done again. A redo (`scope.undo`) is of rows alone.
+    With *columns*, of rows that somebody changed since only these go back. Safe to repeat: what is done is not done
+    again. A redo (`scope.undo`) is of rows alone.
     """
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"on_conflict is one of {', '.join(ON_CONFLICT)}")
     if scope == Scope():
         raise Refused("nothing was named to undo", hint="give a task, an action, a time or an earlier undo")
-    saga = _Saga(conn, scope, tools or Tools(), preview, on_conflict, progress)
+    saga = _Saga(conn, scope, tools or Tools(), preview, on_conflict, tuple(columns), progress)
     return saga.carry_out()
 
 
@@ -124,6 +127,7 @@ class _Saga:
     tools: Tools
     preview: bool
     on_conflict: str
+    columns: tuple[str, ...]
     progress: Progress | None
     parts: list[UndoReport] = field(default_factory=list)
     answers: list[Answered] = field(default_factory=list)
@@ -148,14 +152,17 @@ class _Saga:
         return self._report()
 
     def _rows(self, *, preview: bool = False) -> UndoReport:
-        return Run(
-            self.conn, self.scope, preview or self.preview, self.on_conflict, self.progress
-        ).carry_out()
+        return self._run(preview=preview or self.preview).carry_out()
+
+    def _run(self, *, preview: bool) -> Run:
+        if not self.columns:
+            return Run(self.conn, self.scope, preview, self.on_conflict, self.progress)
+        take_back = by_columns(self.columns)
+        return Run(self.conn, self.scope, preview, "skip", self.progress, take_back=take_back)
 
     def _part(self, after: datetime | None, before: datetime | None) -> bool:
         """Take back the rows that were changed between two steps; False when a conflict stops the undo."""
-        run = Run(self.conn, self.scope, False, self.on_conflict, self.progress, read=between(after, before))  # noqa: FBT003
-        report = run.carry_out()
+        report = replace(self._run(preview=False), read=between(after, before)).carry_out()
         self.parts.append(report)
         return not report.stopped
 

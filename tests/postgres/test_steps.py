@@ -377,3 +377,21 @@ def test_a_call_through_the_guard_is_answered_on_undo(database: Database) -> Non
         assert [(a.state, a.result) for a in report.answers] == [("compensated", "7")]
         assert made.value("SELECT status FROM orders WHERE id = 1") == "new"
         assert made.value("SELECT array_agg(n) FROM backs") == [7]
+
+
+def test_of_a_row_in_conflict_only_the_named_columns_go_back(world: World) -> None:
+    world.op.execute(
+        "ALTER TABLE app.item ADD COLUMN state text DEFAULT 'new', ADD COLUMN price int DEFAULT 1"
+    )
+    state = "SELECT id, note, state, price FROM app.item WHERE id < 4 ORDER BY 1"
+    world.act(world.agents[0], "UPDATE app.item SET note = 'a', state = 'x', price = 9 WHERE id < 4")
+    world.op.execute("UPDATE app.item SET price = 100 WHERE id = 2")
+    world.act(world.agents[0], "UPDATE app.item SET note = 'b' WHERE id IN (2, 3)")
+    world.op.execute("UPDATE app.item SET price = 200 WHERE id = 3")
+    done = rows(world.op, state)
+    assert undo(world, None).rows.conflict_count == 3
+    report = undo(world, None, columns=["note", "state"], on_conflict="force")
+    assert (report.rows.conflicts, report.is_complete) == ((), True)
+    assert rows(world.op, state) == [(1, "n1", "new", 1), (2, "n2", "new", 100), (3, "n3", "new", 200)]
+    compensate.undo(world.op, Scope(undo=report.rows.undo))
+    assert rows(world.op, state) == done
