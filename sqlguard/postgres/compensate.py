@@ -252,7 +252,14 @@ class _Saga:
     def _report(self) -> SagaReport:
         rows = _together(self.scope, self.parts)
         nothing = rows.undo is None and not self.calls and not any(a.is_open for a in self.answers)
-        rows = replace(rows, already_undone=nothing and not rows.stopped)
+        rows = replace(
+            rows,
+            already_undone=nothing and not rows.stopped,
+            notes=(
+                *rows.notes,
+                *(f"step {a.action} `{a.step}` waits: {a.problem}" for a in self.answers if a.is_open),
+            ),
+        )
         return SagaReport(rows, tuple(self.parts), tuple(self.answers))
 
 
