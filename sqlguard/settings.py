@@ -42,6 +42,12 @@ class Settings(BaseSettings):
         1.0, gt=0, description="how old a catalog snapshot may get unchecked"
     )
     unix_socket: Path | None = Field(None, description="folder of a Unix socket to listen on too")
+    idle_release: float = Field(
+        30.0,
+        ge=0,
+        description="seconds after which an idle client gives its server connection back; 0: never",
+    )
+    max_backends: int = Field(0, ge=0, description="connections to PostgreSQL for clients; 0: no bound")
     workers: int = Field(1, gt=0, le=64, description="processes that share the address")
     metrics_listen: str | None = Field(None, description="where /metrics, /healthz and /readyz are served")
     shutdown_grace: float = Field(10.0, ge=0, description="seconds that open transactions get at the end")

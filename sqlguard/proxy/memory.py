@@ -5,7 +5,7 @@ It mirrors PostgreSQL: SET lasts to the end of the session unless its transactio
 the end of the transaction, both no longer than a savepoint that is rolled back to. Prepared statements stay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sqlguard import annotation
@@ -43,6 +43,7 @@ class _Moment:
     lasting: Settings
     #: Actions of the transaction so far.
     actions: int = 0
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Memory:
@@ -53,6 +54,8 @@ class Memory:
         self.settings = Settings()
         self._lasting = self.settings
         self._first = self.settings
+        #: What the session has SET, by name, for good; the statements as they were sent.
+        self.texts: Mapping[str, str] = {}
         self._begin: _Moment | None = None
         self._savepoints: list[tuple[str, _Moment]] = []
 
@@ -104,6 +107,7 @@ class Memory:
                 self._discard(decision)
             case _:
                 self.state = gates.advance(self.state, decision)
+        self._note(decision)
         for setting, value, is_local in _settings_of(statement):
             self._set(setting, value, is_local=is_local)
         return actions
@@ -131,11 +135,22 @@ class Memory:
     # --- parts
 
     def _moment(self, actions: int = 0) -> _Moment:
-        return _Moment(self.state, self.settings, self._lasting, actions)
+        return _Moment(self.state, self.settings, self._lasting, actions, self.texts)
+
+    def _note(self, decision: Decision) -> None:
+        """Keep what SET has set until RESET or DISCARD ALL, for a server connection that must be made like this one."""
+        statement = decision.statement
+        name = statement.subject or ""
+        if statement.kind is Kind.SET and name and not statement.details.get("local"):
+            self.texts = {**{n: t for n, t in self.texts.items() if n != name}, name: decision.text}
+        elif statement.kind is Kind.RESET and name:
+            self.texts = {n: t for n, t in self.texts.items() if n != name}
+        elif statement.kind is Kind.RESET or statement.details.get("target") == "DISCARD_ALL":
+            self.texts = {}
 
     def _go_back(self, moment: _Moment) -> None:
         self.state = moment.state.after(prepared=self.state.prepared)
-        self.settings, self._lasting = moment.now, moment.lasting
+        self.settings, self._lasting, self.texts = moment.now, moment.lasting, moment.texts
 
     def _find(self, name: str) -> int:
         """Return the place of the newest savepoint *name*, the end if there is none."""

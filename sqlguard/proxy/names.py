@@ -65,6 +65,10 @@ class Names(Generic[T]):
     def is_used(self) -> bool:
         return bool(self._known or self._pending)
 
+    def items(self) -> list[tuple[bytes, T]]:
+        """Return what the server has made."""
+        return list(self._known.items())
+
     def clear(self) -> None:
         """Forget what the server has made; what is under way comes after whatever cleared it."""
         self._known.clear()

@@ -10,8 +10,9 @@ import contextlib
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,8 +20,10 @@ from typing import Any
 import structlog
 
 from sqlguard import settings as configuration
-from sqlguard.errors import DatabaseUnavailable, NotConfigured, ProtocolViolation, SqlguardError
+from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError, TaskEnded
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
+from sqlguard.proxy.berth import Berth
+from sqlguard.proxy.harbour import Harbour
 from sqlguard.proxy.joined import Timer, greeting
 from sqlguard.proxy.metrics import Gauge
 from sqlguard.proxy.operator import Operator
@@ -30,7 +33,6 @@ from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.proxy.startup import Cancel, Door, Welcome
 from sqlguard.settings import Settings
-from sqlguard.wire.backend import BackendKeyData
 from sqlguard.wire.channel_binding import end_point_hash
 from sqlguard.wire.frontend import CancelRequest
 from sqlguard.wire.reports import from_error
@@ -73,6 +75,7 @@ class Server:
                 timeout=settings.startup_timeout,
             )
         )
+        self._harbour = Harbour(self._address.open_sides, settings.idle_release, settings.max_backends)
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,6 +85,11 @@ class Server:
 
     def _tell(self, gauges: dict[str, Gauge]) -> None:
         gauges["sessions"] = ("clients with a session", None, lambda: {"": len(self._live)})
+        gauges["sessions_away"] = (
+            "sessions that have given their connection to PostgreSQL back",
+            None,
+            lambda: {"": self._harbour.away},
+        )
         gauges["clients"] = ("connections of clients", None, lambda: {"": len(self._clients)})
         gauges["backends"] = (
             "connections to PostgreSQL for clients",
@@ -134,6 +142,7 @@ class Server:
             self._servers.append(
                 await loop.create_unix_server(self._accept, sock=unix_socket, backlog=_BACKLOG)
             )
+        self._harbour.start()
         log.info("listening", address=self._settings.listen, database=self._address.dbname)
 
     def reload(self) -> None:
@@ -156,6 +165,7 @@ class Server:
         Sessions that are at work, or in a transaction, get *grace* seconds to come to its end.
         """
         self.is_stopping = True
+        self._harbour.stop()
         for server in self._servers:
             server.close()
         going = SqlguardError("the proxy is shutting down", hint="connect again")
@@ -210,8 +220,7 @@ class Server:
                 metrics.login.observe(perf_counter() - began)
                 return
         except Cancel as asked:
-            with contextlib.suppress(SqlguardError):
-                await cancel(self._address, asked.request)
+            await self._cancel(asked.request)
         except LoginFailed as fault:
             metrics.logins["refused by PostgreSQL"] += 1
             side.write(fault.response)
@@ -253,7 +262,18 @@ class Server:
             # As a start-up parameter it is also what RESET and DISCARD ALL go back to.
             (b"default_transaction_read_only", b"on"),
         )
-        return await log_in(self._address, parameters, welcome.protocol, welcome.keys)
+        backend = await self._harbour.place(
+            lambda: log_in(self._address, parameters, welcome.protocol, welcome.keys)
+        )
+        self._spawn(self._operator.joined(welcome.login.role, backend.pid))
+        return backend
+
+    async def _log_in_again(self, welcome: Welcome) -> Backend:
+        """Get another server connection for a session. Raises TaskEnded, LoginFailed, DatabaseUnavailable."""
+        login = await self._operator.login(welcome.login.role)
+        if login is None or not login.task.alive(datetime.now(UTC)):
+            raise TaskEnded("the task has ended")
+        return await self._log_in(welcome)
 
     def _join(self, side: Side, welcome: Welcome, backend: Backend) -> None:
         session = AgentSession(
@@ -264,36 +284,34 @@ class Server:
             server_pid=backend.pid,
             max_message_bytes=self._settings.max_message_bytes,
         )
-        key = BackendKeyData.decode(backend.key_data[5:])
-        session.budgets.cancel = lambda: cancel(self._address, CancelRequest(key.pid, key.key))
-        self._spawn(self._operator.joined(welcome.login.role, backend.pid))
-        side.other, backend.side.other = backend.side, side
         side.write(greeting(welcome, backend, session))
         for setting in welcome.request.settings:
             session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
         self._live.add(session)
         timer = Timer(session, self._operator)
+        berths: list[Berth] = []
 
         def lost() -> None:
             timer.cancel()
             self._live.discard(session)
+            for berth in berths:
+                self._harbour.remove(berth)
             session.close()
 
-        def guarded(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-            def deliver(data: bytes) -> None:
-                try:
-                    take(data)
-                except ProtocolViolation as fault:
-                    log.warning("protocol violation", error=fault.message, task=session.login.task.id)
-                    session.fatal(fault)
-                except Exception:
-                    log.exception("session failed", task=session.login.task.id)
-                    session.fatal(SqlguardError("the proxy could not handle the message"))
+        berth = Berth(
+            session, side, backend, log_in=lambda: self._log_in_again(welcome), lost=lost, first=welcome.first
+        )
+        session.budgets.cancel = lambda: self._cancel(berth.key)
+        if not session.is_closed:
+            berths.append(berth)
+            self._harbour.add(berth)
 
-            return deliver
-
-        backend.side.take_over(guarded(session.from_server), lost, lost, backend.rest)
-        side.take_over(guarded(session.from_client), session.client_ended, lost, welcome.first)
+    async def _cancel(self, request: CancelRequest | None) -> None:
+        """Pass a CancelRequest on to where its session is now; one that is nowhere has nothing to cancel."""
+        now = None if request is None else self._harbour.current(request)
+        if now is not None:
+            with contextlib.suppress(SqlguardError):
+                await cancel(self._address, now)
 
 
 class _ClientSide(Side):

@@ -24,6 +24,7 @@ from sqlguard.gate import Gate
 from sqlguard.plan import Decision, Stage
 from sqlguard.postgres.control import Login
 from sqlguard.postgres.plans import FORCE
+from sqlguard.proxy.anchors import ties
 from sqlguard.proxy.budgets import SessionBudgets
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.extended import Extended
@@ -80,7 +81,8 @@ class AgentSession:
         self._inbox: deque[Frame | Run] = deque()
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
-        self.is_closed = False
+        #: Tied: the server remembers something of it that can't be made again elsewhere.
+        self.is_closed = self.is_tied = False
         self._is_ahead = False
         self._gate, self._passing = operator.gate(login)
         self._search_path = self.memory.state.search_path
@@ -277,7 +279,8 @@ class AgentSession:
     @property
     def is_idle(self) -> bool:
         """Say whether nothing is under way and no transaction is open."""
-        return self._slow is None and self.books.is_quiet and not self.in_block and not self.extended.is_open
+        is_open = self._slow is not None or self.in_block or self.extended.is_open
+        return not is_open and self.books.is_quiet and self._reader.is_between_messages
 
     @property
     def dry(self) -> bool:
@@ -311,12 +314,14 @@ class AgentSession:
     def decide(self, text: bytes) -> tuple[Decision, ...]:
         """Return a decision per statement; text that can't be decoded is one refusal."""
         try:
-            return self.gate.decide(text.decode(self.encoding), self.memory.state)
+            decisions = self.gate.decide(text.decode(self.encoding), self.memory.state)
         except UnicodeDecodeError:
-            fault = NotUnderstood("the text is not in the session's client_encoding")
-            return (gates.refusal(repr(text[:200]), fault),)
+            said = NotUnderstood("the text is not in the session's client_encoding")
+            return (gates.refusal(repr(text[:200]), said),)
         except NotUnderstood as fault:
             return (gates.refusal(repr(text[:200]), fault),)
+        self.is_tied = self.is_tied or any(map(ties, decisions))
+        return decisions
 
     def error(self, fault: SqlguardError) -> bytes:
         """Return the ErrorResponse for *fault*."""
