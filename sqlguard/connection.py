@@ -12,6 +12,7 @@ with a task id: then a further login role of that task is made for this connecti
 
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,20 +21,26 @@ from psycopg.conninfo import make_conninfo
 
 from sqlguard import gate as gates
 from sqlguard.annotation import Annotation, given, read
-from sqlguard.errors import NotConfigured, Refused, TaskEnded
+from sqlguard.budget import Rates, ResultLimits, statements
+from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, NotConfigured, Refused, TaskEnded
 from sqlguard.gate import Gate
 from sqlguard.journal import Intent
 from sqlguard.plan import Decision, Outcome
 from sqlguard.policy.context import Context
-from sqlguard.postgres import control, journal, tasks, text_values, undo
+from sqlguard.postgres import compensate, control, journal, plan_values, plans, tasks, text_values
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect as connect_to
 from sqlguard.postgres.executor import Executor, Params, number_placeholders
+from sqlguard.postgres.plan_run import Planner
+from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import UndoReport
 from sqlguard.statement.model import Kind, Session
+from sqlguard.steps import Tools
 
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
 PROXY_PARAMETER = b"sqlguard_proxy"
+#: Statements of the last minute, of all guarded connections of this process.
+_RATES = Rates()
 _CANCEL_SECONDS = 5.0
 
 
@@ -49,7 +56,18 @@ class GuardedConnection:
         self._lease: str | None = None
         self._session = Session(search_path=login.policy.defaults.search_path)
         self._gate = Gate(Context(read_catalog(ledger), login.policy, login.task))
-        self._executor = Executor(work, self._record, self._settled)
+        plan_values.register(work)
+        planner = Planner(
+            work,
+            ledger,
+            login.role,
+            login.policy,
+            lambda: self._session.search_path,
+            plan_only=login.task.plan_only or login.policy.defaults.plan_only,
+        )
+        reads = login.policy.defaults.reads
+        limits = ResultLimits(reads.max_result_rows, reads.max_result_bytes)
+        self._executor = Executor(work, self._record, self._settled, planner, limits=limits)
         self._open_actions: list[int] = []
 
     @property
@@ -109,6 +127,7 @@ class GuardedConnection:
         said = read(text).merged(given(reason, confidence, idempotency_key, step))
         self._refresh()
         decisions = self._gate.decide(text, self._session)
+        self._spend(text, statements(decisions), said)
         refused = gates.first_refused(decisions)
         if refused is not None:
             self._journal_refusal(refused, values, said)
@@ -124,10 +143,35 @@ class GuardedConnection:
         """Run *sql*, report the rows it would change, table by table, and roll it back."""
         return self.execute(sql, params, dry_run=True, **said)
 
-    def undo(self, *, action: int | None = None, preview: bool = False) -> UndoReport:
+    def commit_plan(self, plan: int) -> Outcome:
         """
-        Undo this task's work, or one action of it.
+        Run *plan*, which a person has approved, and commit it if it still changes the very same rows.
 
+        Raises ApprovalRequired when it is not approved (yet), Drift with a fresh plan when rows have changed,
+        Refused when it is not this agent's.
+        """
+        statements, is_block = plans.statements(self._work, plan)
+        self._refresh()
+        again: list[tuple[Decision, list[Any] | None]] = []
+        for statement in statements:
+            decided = self._gate.decide(statement["statement"], self._session)
+            if (stopped := gates.first_refused(decided)) is not None:
+                raise gates.error(stopped)
+            again += [(d, plan_values.load(statement["values"])) for d in decided]
+        with journal.translated():
+            return self._executor.commit_plan(plan, again, is_block=is_block)
+
+    def ticket(self, plan: int) -> plans.Plan:
+        """Return *plan* and its state, as this task's agent may see it. Raises Refused if it has no such plan."""
+        return plans.show(self._work, plan)
+
+    def undo(
+        self, *, action: int | None = None, preview: bool = False, tools: Tools | None = None
+    ) -> UndoReport:
+        """
+        Undo this task's work, or one action of it; *tools* knows the compensations of steps that are not SQL.
+
+        A step that waits is in the report's notes, and what is older than it is as it was.
         Needs the operator's connection: raises NotConfigured when this one was opened with the task's own DSN.
         """
         if self._lease is None:
@@ -139,7 +183,7 @@ class GuardedConnection:
             # An action's number is easily guessed; another task's work is its operator's to undo.
             raise Refused(f"action {action} is not of this task", hint="name an action of this task")
         scope: Mapping[str, Any] = {"task": self.task} if action is None else {"action": action}
-        return undo.undo(self._ledger, preview=preview, **scope)
+        return compensate.undo(self._ledger, Scope(**scope), tools=tools, preview=preview).rows
 
     def close(self) -> None:
         """Close the session; a login role made for it ends with it."""
@@ -162,10 +206,17 @@ class GuardedConnection:
     ) -> Outcome:
         in_block = self._executor.in_transaction
         with journal.translated():  # what the table walls raise is of our tree too
-            outcome = self._executor.run(decision, values, said, dry_run=dry_run)
+            try:
+                outcome = self._executor.run(decision, values, said, dry_run=dry_run)
+            except (ApprovalRequired, Drift):
+                if not self._executor.in_transaction:
+                    for action in self._open_actions:
+                        self._settled(action, "previewed", {})
+                    self._open_actions.clear()
+                raise
         if not dry_run:
             self._session = gates.advance(self._session, decision)
-        if decision.is_write and in_block and outcome.action is not None and not dry_run:
+        if in_block and outcome.action is not None and not dry_run:
             self._open_actions.append(outcome.action)
         if decision.kind in (Kind.COMMIT, Kind.ROLLBACK) and not self._executor.in_transaction:
             committed = outcome.tag == "COMMIT"
@@ -174,6 +225,16 @@ class GuardedConnection:
                 self._settled(action, "committed" if committed else "failed", detail)
             self._open_actions.clear()
         return outcome
+
+    def _spend(self, text: str, number: int, said: Annotation) -> None:
+        limit = self._login.policy.budgets.statements_per_minute
+        if limit is None:
+            return
+        try:
+            _RATES.spend(self.task, limit, datetime.now(UTC), number)
+        except CapExceeded as fault:
+            self._journal_refusal(gates.refusal(text, fault), None, said)
+            raise
 
     def _refresh(self) -> None:
         if catalog_version(self._ledger) != self._gate.context.catalog.version:

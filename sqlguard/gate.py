@@ -51,6 +51,8 @@ _CHANGES_SESSION = frozenset(
 _ERRORS: dict[str, type[SqlguardError]] = {
     e.sqlstate: e for e in (ApprovalRequired, Refused, NotUnderstood, TaskEnded, Frozen, CapExceeded)
 }
+LAST_PLAN = "sqlguard.last_plan"
+_LAST_PLAN_TEXT = f'SELECT sqlguard.last_plan() AS "{LAST_PLAN}"'
 #: Entries, not bytes: texts longer than `_CACHED_TEXT` are decided anew each time, so memory stays bounded.
 _CACHE_ENTRIES = 4096
 _CACHED_TEXT = 16_384
@@ -113,8 +115,13 @@ class Gate:
 
     def _judge(self, statement: Statement, session: Session) -> Decision:
         verdict = decide(statement, session, self.context)
-        if verdict.effect > Effect.REWRITE:
+        if verdict.effect > Effect.APPROVE:
             return Decision(statement, verdict, statement.text)
+        if statement.kind is Kind.SHOW and statement.subject == LAST_PLAN:
+            # A value of the database, not of the session: what was decided since shows.
+            return Decision(
+                statement, verdict, _LAST_PLAN_TEXT, tag="SHOW", rewritten=True, position=_nowhere
+            )
         try:
             changed = rewrite(statement.text, None, self.context.catalog, session, read=statement.tree)
         except SqlguardError as fault:
@@ -181,9 +188,17 @@ def error(decision: Decision) -> SqlguardError:
     return made
 
 
+def _nowhere(_: int) -> None:
+    """The position of an error would point into a text that the client has not sent."""
+
+
 def first_refused(decisions: Sequence[Decision]) -> Decision | None:
-    """None of a message's statements runs if one of them is refused: return that one."""
-    return next((d for d in decisions if not d.allowed), None)
+    """
+    None of a message's statements runs if one of them is refused: return that one.
+
+    What a person may approve is no refusal yet: whether it is approved shows when its turn comes.
+    """
+    return next((d for d in decisions if not (d.allowed or d.can_be_planned)), None)
 
 
 def advance(  # noqa: PLR0911 (one match over the kinds that change a session)

@@ -8,9 +8,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from sqlguard.errors import ApprovalRequired, Drift
+from sqlguard.errors import ApprovalRequired, Drift, Refused
+from sqlguard.policy import Policy, late
+from sqlguard.policy.late import Measured, Ruling
+from sqlguard.policy.tiers import ORDER
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.steps import Answer
@@ -48,6 +52,11 @@ class Decision:
     @property
     def allowed(self) -> bool:
         return self.verdict.effect in (Effect.ALLOW, Effect.REWRITE)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it may run whatever is known only then: no gate waits for that, and nobody has to approve."""
+        return self.allowed and not self.verdict.gates
 
     @property
     def can_be_planned(self) -> bool:
@@ -169,6 +178,93 @@ class Draft:
             "lifetime": f"{self.lifetime_seconds} seconds",
             "drift_of": drift_of,
         }
+
+
+@dataclass
+class Stage:
+    """What runs towards one plan, in order; a savepoint remembers how much that was."""
+
+    steps: list[Step] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    rulings: list[Ruling] = field(default_factory=list)
+    _savepoints: list[tuple[str, int]] = field(default_factory=list)
+
+    def add(self, step: Step, decision: Decision, ruling: Ruling) -> None:
+        self.steps.append(step)
+        self.decisions.append(decision)
+        self.rulings.append(ruling)
+
+    def follow(self, decision: Decision) -> None:
+        """Follow what SAVEPOINT and ROLLBACK TO mean for it."""
+        name = decision.statement.subject or ""
+        if decision.kind is Kind.SAVEPOINT:
+            self._savepoints.append((name, len(self.steps)))
+        elif decision.kind is Kind.ROLLBACK_TO:
+            at = max((n for n, (other, _) in enumerate(self._savepoints) if other == name), default=None)
+            if at is not None:
+                done = self._savepoints[at][1]
+                del self._savepoints[at + 1 :], self.steps[done:], self.decisions[done:], self.rulings[done:]
+
+    def draft(self, role: str, policy: Policy, search_path: tuple[str, ...]) -> Draft:
+        """Return what is to be stored of it."""
+        verdicts = [decision.verdict for decision in self.decisions]
+        return Draft(
+            tuple(self.steps),
+            role,
+            search_path,
+            max((verdict.tier for verdict in verdicts), key=ORDER.index, default="reversible"),
+            tuple(sorted({name for verdict in verdicts for name in verdict.classes})),
+            tuple(dict.fromkeys(reason for ruling in self.rulings for reason in ruling.reasons)),
+            max((ruling.approvals for ruling in self.rulings), default=1),
+            policy.defaults.plan_ttl.total_seconds(),
+        )
+
+
+def refused(ruling: Ruling) -> Refused:
+    """Return the error for what a gate refuses."""
+    return Refused(
+        f"a gate of the policy refuses this: {'; '.join(ruling.reasons)}",
+        hint="narrow it down, or ask the operator whether the policy should allow it",
+        rules=("gate",),
+    )
+
+
+#: Why everything that a task writes waits, where the policy or the task says so.
+EVERYTHING = "everything that this task writes needs an approval"
+
+
+def ruling_of(
+    decision: Decision,
+    *,
+    confidence: float | None,
+    now: datetime,
+    measured: Measured | None = None,
+    plan_only: bool = False,
+) -> Ruling | None:
+    """Return what is to be done with *decision*; None: run it and see. The rows of a read are known: none."""
+    if measured is None and not decision.is_write:
+        measured = Measured(0)
+    found = late.rule(decision.verdict, confidence=confidence, now=now, measured=measured)
+    if found is not None and found.effect is Effect.ALLOW and plan_only and decision.is_write:
+        return Ruling(Effect.APPROVE, (EVERYTHING,))
+    return found
+
+
+def measured_of(report: Mapping[str, Any]) -> Measured:
+    """Return what the gates ask of the report of a whole run."""
+    rows = sum(change["rows"] for change in report.get("affected", ()))
+    rows += sum(c["inserted"] + c["updated"] + c["deleted"] for c in report.get("unguarded", ()))
+    share = max((change["share"] for change in report.get("shares", ())), default=None)
+    return Measured(rows, share, tuple(report.get("excess", ())))
+
+
+def may_go_over(decision: Decision, policy: Policy) -> bool:
+    """Say whether a cap may turn out to ask for an approval of *decision*."""
+    return any(
+        policy.on_excess(write.table.schema or "", write.table.name) == "approve"
+        for write in decision.statement.writes
+        if not write.table.temporary
+    )
 
 
 def plan_hash(statements: Sequence[tuple[str, Sequence[str | None] | None]]) -> str:

@@ -28,6 +28,8 @@ class Task:
     opened_at: datetime | None = None
     ended_at: datetime | None = None
     end_reason: str | None = None
+    #: Nothing commits but approved plans.
+    plan_only: bool = False
 
     def alive(self, now: datetime) -> bool:
         return self.state == "open" and now < self.expires_at

@@ -102,7 +102,7 @@ CREATE TABLE sqlguard.guarded_table (
     UNIQUE (schema_name, table_name)
 );
 -- What is guarded is no secret: it shows in pg_catalog. A task's own connection judges by it (Python door).
-GRANT SELECT (relid, mode, version) ON sqlguard.guarded_table TO PUBLIC;
+GRANT SELECT (relid, mode, version, options) ON sqlguard.guarded_table TO PUBLIC;
 
 CREATE TABLE sqlguard.freeze (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

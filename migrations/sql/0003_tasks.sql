@@ -36,12 +36,12 @@ CREATE FUNCTION sqlguard.current_login()
     RETURNS TABLE (role text, verifier text, lease_expires_at timestamptz, lease_state text, group_role text,
                    id text, agent text, agent_version text, policy text, policy_version integer, purpose text,
                    params jsonb, state text, opened_at timestamptz, expires_at timestamptz,
-                   ended_at timestamptz, end_reason text, document jsonb)
+                   ended_at timestamptz, end_reason text, document jsonb, plan_only boolean)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
         SELECT l.role::text, NULL, l.expires_at, l.state, l.group_role::text,
             t.id, t.agent, t.agent_version, t.policy, t.policy_version, t.purpose,
-            t.params, t.state, t.opened_at, t.expires_at, t.ended_at, t.end_reason, p.document
+            t.params, t.state, t.opened_at, t.expires_at, t.ended_at, t.end_reason, p.document, t.plan_only
         FROM sqlguard.lease l
         JOIN sqlguard.task t ON t.id = l.task_id
         JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version

@@ -50,6 +50,7 @@ CREATE TABLE sqlguard.plan (
 );
 CREATE INDEX plan_wanted ON sqlguard.plan (scope, statement_hash);
 CREATE INDEX plan_role ON sqlguard.plan (role);
+CREATE INDEX plan_drift ON sqlguard.plan (drift_of) WHERE drift_of IS NOT NULL;
 CREATE INDEX plan_action ON sqlguard.plan (action_id);
 
 CREATE TABLE sqlguard.plan_decision (
@@ -422,6 +423,17 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) 
                         jsonb_array_elements(coalesce(p.document -> 'gates', '[]')) g
                     WHERE p.name = t.policy AND p.version = t.policy_version));
             END IF;
+            -- An agent that asks again gets the same ticket.
+            SELECT p.id INTO made FROM sqlguard.plan p
+                WHERE p.scope = sqlguard.key_scope(t) AND p.statement_hash = document ->> 'statement_hash'
+                    AND p.policy_version = t.policy_version AND p.purpose IS NOT DISTINCT FROM t.purpose
+                    AND p.digest = o ->> 'digest' AND p.is_block = (o ->> 'is_block')::boolean
+                    AND p.approvals = needed AND sqlguard.plan_state(p) = 'open'
+                ORDER BY p.id DESC LIMIT 1;
+            IF FOUND THEN
+                PERFORM sqlguard.append_event(action, 'planned', jsonb_build_object('plan', made));
+                RETURN made;
+            END IF;
             INSERT INTO sqlguard.plan (task_id, role, action_id, scope, agent, policy, policy_version, purpose,
                 search_path, statements, statement_hash, is_block, digest, rows, tier, classes, reasons, approvals,
                 report, drift_of, expires_at)
@@ -455,7 +467,7 @@ CREATE FUNCTION sqlguard.approvers(plan bigint) RETURNS text[]
                                  WHERE r.plan_id = plan AND r.decision = 'revoke'), 0)
     $$;
 
--- `open` `approved` `rejected` `expired` `committed`. Under another policy version an approval means nothing: see
+-- `open` `approved` `rejected` `expired` `superseded` (the plan made in its place was committed) `committed`. Under another policy version an approval means nothing: see
 -- `redeem_plan`.
 CREATE FUNCTION sqlguard.plan_state(p sqlguard.plan) RETURNS text
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -463,6 +475,7 @@ CREATE FUNCTION sqlguard.plan_state(p sqlguard.plan) RETURNS text
         SELECT CASE
             WHEN p.committed_at IS NOT NULL THEN 'committed'
             WHEN EXISTS (SELECT FROM sqlguard.plan_decision d WHERE d.plan_id = p.id AND d.decision = 'reject') THEN 'rejected'
+            WHEN EXISTS (SELECT FROM sqlguard.plan x WHERE x.drift_of = p.id AND x.committed_at IS NOT NULL) THEN 'superseded'
             WHEN p.expires_at <= clock_timestamp() THEN 'expired'
             WHEN cardinality(sqlguard.approvers(p.id)) >= p.approvals THEN 'approved'
             ELSE 'open' END
@@ -486,17 +499,21 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'only a task''s session can commit a plan' USING ERRCODE = '42501';
             END IF;
-            SELECT x.* INTO p FROM sqlguard.plan x
+            FOR p IN
+                SELECT x.* FROM sqlguard.plan x
                 WHERE x.scope = sqlguard.key_scope(t) AND x.policy_version = t.policy_version
                     AND x.purpose IS NOT DISTINCT FROM t.purpose AND x.committed_at IS NULL
                     AND x.is_block = (only_action IS NULL)
                     AND CASE WHEN wanted_plan IS NULL THEN x.statement_hash = wanted_hash ELSE x.id = wanted_plan END
                     AND sqlguard.plan_state(x) = 'approved'
-                ORDER BY x.id DESC LIMIT 1 FOR UPDATE;
-            IF NOT FOUND THEN
+                ORDER BY x.id DESC FOR UPDATE
+            LOOP
+                found_digest := coalesce(found_digest, sqlguard.change_digest(tx, only_action));
+                EXIT WHEN p.digest = found_digest;
+            END LOOP;
+            IF p.id IS NULL THEN
                 RETURN '{"found": false}';
             END IF;
-            found_digest := sqlguard.change_digest(tx, only_action);
             IF found_digest <> p.digest OR sqlguard.plan_state(p) <> 'approved' THEN
                 RETURN jsonb_build_object('found', true, 'plan', p.id, 'equal', false, 'report', p.report)::text;
             END IF;

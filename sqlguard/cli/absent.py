@@ -10,9 +10,6 @@ from sqlguard.errors import NotConfigured
 
 #: Command -> what to do meanwhile.
 _ABSENT = {
-    "plan": "a dry run reports what a statement would change: `sqlguard preview`",
-    "approve": "raise the cap in the policy, or run the statement as the owner",
-    "reject": "nothing waits for an approval in this version",
     "console": "use `sqlguard journal list` and `sqlguard undo --preview`",
 }
 

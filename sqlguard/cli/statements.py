@@ -139,17 +139,24 @@ def exec_(
     reason: Reason = None,
     confidence: Confidence = None,
     idempotency_key: Key = None,
+    plan: Annotated[
+        int | None, typer.Option("--plan", help="Commit this approved plan; then without SQL.")
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """
-    Run a statement for a task, guarded and journaled.
+    Run a statement for a task, guarded and journaled, or commit a plan that a person has approved.
 
     Example: sqlguard exec --task TASK "DELETE FROM orders WHERE id = 7" --reason "duplicate" --json
     """
+    if plan is not None and sql is not None:
+        raise typer.BadParameter("a plan has its own statements: leave the SQL out")
     with connect(operator_dsn(dsn), task=task) as db:
-        outcome = db.execute(
-            _text(sql), reason=reason, confidence=confidence, idempotency_key=idempotency_key
+        outcome = (
+            db.commit_plan(plan)
+            if plan is not None
+            else db.execute(_text(sql), reason=reason, confidence=confidence, idempotency_key=idempotency_key)
         )
     _show(outcome, as_json=as_json, preview=False)
 
@@ -164,6 +171,10 @@ def _show(outcome: Outcome, *, as_json: bool, preview: bool) -> None:
         out.print(f"{outcome.tag or 'ok'}: would change, and was rolled back")
     else:
         out.print(f"{outcome.tag or 'ok'}" + (f" (action {outcome.action})" if outcome.action else ""))
+    if outcome.plan is not None:
+        out.print(
+            f"plan {outcome.plan}: `sqlguard plan show {outcome.plan}`" if preview else f"plan {outcome.plan}"
+        )
     if outcome.affected:
         print_rows(("table", "operation", "rows"), [(a.table, a.op, a.rows) for a in outcome.affected])
     for notice in outcome.notices:

@@ -49,6 +49,9 @@ def open_(
     purpose: Annotated[str | None, typer.Option(help="What it is for.")] = None,
     param: Annotated[list[str] | None, typer.Option(help="name=value for the policy's row scopes.")] = None,
     agent_version: Annotated[str | None, typer.Option(help="Version or model of the agent.")] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Nothing commits but plans that a person has approved.")
+    ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +70,7 @@ def open_(
             purpose=purpose,
             params=params,
             agent_version=agent_version,
+            plan_only=plan_only,
         )
         document = _document(opened, conn, operator_dsn(dsn), length)
     if as_json:

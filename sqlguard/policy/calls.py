@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from sqlguard import functions
-from sqlguard.catalog import Function
+from sqlguard.catalog import FIRST_NORMAL_OID, SYSTEM_SCHEMAS, Function
 from sqlguard.functions.model import FunctionClass, FunctionEffect
 from sqlguard.policy import bodies
 from sqlguard.policy.context import Context
@@ -29,6 +29,16 @@ class Objection:
 
 
 _HARMLESS = FunctionEffect.HARMLESS
+#: What PostgreSQL makes along with a range type, by the names of its C functions.
+_CONSTRUCTORS = frozenset(
+    {
+        "range_constructor2",
+        "range_constructor3",
+        "multirange_constructor0",
+        "multirange_constructor1",
+        "multirange_constructor2",
+    }
+)
 #: It gives back locks that only this session can hold; asyncpg and Npgsql tidy up with it.
 _RELEASES = frozenset({"pg_advisory_unlock_all"})
 _DOES = {
@@ -41,8 +51,8 @@ _DOES = {
 }
 
 
-def objection(call: Call, context: Context) -> Objection | None:
-    """Return why *call* does not pass, or None."""
+def objection(call: Call, context: Context, path: tuple[str, ...]) -> Objection | None:
+    """Return why *call* does not pass, or None; *path* is the search_path that bodies without one run with."""
     if call.what == "column" and (call.builtin or call.candidates):
         return Objection(
             Effect.REFUSE,
@@ -55,7 +65,7 @@ def objection(call: Call, context: Context) -> Objection | None:
     elif not call.candidates:
         return _unknown(call)
     for oid in call.candidates:
-        found = _user(oid, call, context)
+        found = _user(oid, call, context, path)
         if found is not None and (strongest is None or found.effect > strongest.effect):
             strongest = found
     return strongest
@@ -139,21 +149,25 @@ def rule_for(function: Function, context: Context) -> FunctionRule | None:
     return None
 
 
-def _user(oid: int, call: Call, context: Context) -> Objection | None:
-    key = (oid, call.values) if call.values else (oid, ())
+def _user(oid: int, call: Call, context: Context, path: tuple[str, ...]) -> Objection | None:
+    key = (oid, call.values, path)
     judged = context.judged
     try:
         return judged[key]  # type: ignore[no-any-return]
     except KeyError:
-        judged[key] = _judge(oid, call, context)
+        judged[key] = _judge(oid, call, context, path)
         return judged[key]  # type: ignore[no-any-return]
 
 
-def _judge(oid: int, call: Call, context: Context) -> Objection | None:  # noqa: PLR0911  one return per kind
+def _judge(  # noqa: PLR0911  one return per kind
+    oid: int, call: Call, context: Context, path: tuple[str, ...]
+) -> Objection | None:
     function = context.catalog.functions.get(oid)
     if function is None:
         return Objection(Effect.REFUSE, f"{_shown(call)} is not known", "leave it out", "SG007")
-    if rule_for(function, context) is not None:
+    if function.schema in SYSTEM_SCHEMAS and oid < FIRST_NORMAL_OID:
+        return _with_the_server(function, call)
+    if rule_for(function, context) is not None or _is_constructor(function):
         return None
     shown = f"`{function.schema}.{function.name}()`"
     if function.extension is not None:
@@ -164,8 +178,8 @@ def _judge(oid: int, call: Call, context: Context) -> Objection | None:  # noqa:
         if judged.effect is not FunctionEffect.UNKNOWN:
             return _from_class(shown, judged)
     if function.kind == "a":
-        return _aggregate(function, call, context)
-    reason = bodies.objection(function, context)
+        return _aggregate(function, call, context, path)
+    reason = bodies.objection(function, context, path)
     if reason is None:
         return None
     return Objection(
@@ -175,15 +189,36 @@ def _judge(oid: int, call: Call, context: Context) -> Objection | None:  # noqa:
     )
 
 
-def _aggregate(function: Function, call: Call, context: Context) -> Objection | None:
+def _is_constructor(function: Function) -> bool:
+    return function.language == "internal" and function.source in _CONSTRUCTORS
+
+
+def _with_the_server(function: Function, call: Call) -> Objection | None:
+    """Judge a built-in function that is called by another name: an operator's, a cast's, an aggregate's."""
+    judged = functions.classify(function.name, function.arg_type_names, schema=function.schema)
+    if judged.effect is FunctionEffect.INTERNAL and call.what == "function":
+        # A step of an aggregate: PostgreSQL has seen to it that it gets what it is made for.
+        return None
+    values = (functions.NOT_CONSTANT,) * len(function.arg_types)
+    if functions.harmless_with(function.name, judged, values):
+        return None
+    return _from_class(_shown(call), judged)
+
+
+def _aggregate(function: Function, call: Call, context: Context, path: tuple[str, ...]) -> Objection | None:
     for oid in function.calls:
-        if oid not in context.catalog.functions:
-            # A built-in function: users' aggregates can only use what they may call.
-            continue
-        found = _user(oid, call, context)
+        found = _user(oid, call, context, path)
         if found is not None:
             return found
     return None
+
+
+def is_listed(call: Call, context: Context) -> bool:
+    """Whether the policy has a rule for a function that *call* may mean: calling that is more than a read."""
+    if not context.policy.functions:
+        return False
+    found = (context.catalog.functions.get(oid) for oid in call.candidates)
+    return any(function is not None and rule_for(function, context) is not None for function in found)
 
 
 def tier(call: Call, context: Context) -> str:

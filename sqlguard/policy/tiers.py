@@ -49,7 +49,9 @@ def _tier(write: Write, table: Table, context: Context) -> str:
 
 def candidates(statement: Statement, context: Context) -> tuple[Gate, ...]:
     """Return the gates that may match, in the policy's order, up to the first that is sure to."""
-    if not context.policy.gates or not (statement.writes or statement.calls):
+    if not context.policy.gates or not (
+        statement.writes or any(calls.is_listed(call, context) for call in statement.calls)
+    ):
         return ()
     tier, classes = of(statement, context)
     tables = [f"{w.table.schema}.{w.table.name}" for w in statement.writes]

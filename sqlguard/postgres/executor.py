@@ -3,12 +3,13 @@ Carries out decisions on a psycopg connection that is logged in as a task's own 
 
 The order is fixed: intent committed through the journal's own connection, then the write in a transaction of
 its own, then the outcome. A preview is the same run, rolled back, with deferred constraints forced first
-(STYLE rule 8); what a roll-back does not take back is on the page `docs/previews.md`.
+(STYLE rule 8), and so is what needs an approval and has none (`plan_run`); what a roll-back does not take back is
+on the page `docs/plans.md`.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -17,10 +18,15 @@ from psycopg.pq import TransactionStatus
 
 from sqlguard import gate
 from sqlguard.annotation import Annotation
-from sqlguard.errors import Refused, SqlguardError
+from sqlguard.budget import ResultLimits
+from sqlguard.errors import ApprovalRequired, Drift, Refused, SqlguardError
 from sqlguard.journal import Intent
-from sqlguard.plan import Affected, Decision, Outcome
-from sqlguard.postgres import idempotency
+from sqlguard.plan import Affected, Decision, Draft, Outcome, Stage, may_go_over, refused
+from sqlguard.policy.late import Ruling
+from sqlguard.policy.verdict import Effect
+from sqlguard.postgres import idempotency, plans
+from sqlguard.postgres.plan_run import Planner, can_be_approved
+from sqlguard.postgres.result_limits import keep_to
 from sqlguard.statement.model import Kind
 
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -65,6 +71,27 @@ def number_placeholders(text: str, params: Params) -> tuple[str, list[Any] | Non
     return numbered, values
 
 
+_SAVEPOINT = sql.Identifier("sqlguard_preview")
+
+
+@dataclass(frozen=True)
+class _Run:
+    decision: Decision
+    params: list[Any] | None
+    intent: Intent
+    action: int
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a run ends: `found` is what is kept of one that is rolled back, `taken` the approval that was there."""
+
+    draft: Draft | None = None
+    found: plans.RunOutcome | None = None
+    taken: plans.Redeemed = field(default_factory=plans.Redeemed)
+
+
 @dataclass
 class Executor:
     """
@@ -76,6 +103,11 @@ class Executor:
     connection: psycopg.Connection[Any]
     record: Callable[[Intent], int]
     settled: Callable[[int, str, Mapping[str, Any]], None]
+    planner: Planner
+    #: The open block, if everything in it is staged.
+    stage: Stage | None = None
+    #: What one answer may hold.
+    limits: ResultLimits | None = None
 
     @property
     def in_transaction(self) -> bool:
@@ -89,13 +121,19 @@ class Executor:
         *,
         dry_run: bool = False,
     ) -> Outcome:
-        """Carry out *decision*; raises psycopg's errors untouched."""
-        if not decision.is_write:
-            return self._plain(decision, params)
+        """Carry out *decision*; raises psycopg's errors untouched, ApprovalRequired or Drift where it is stopped."""
+        ruling = self.planner.ruling(decision, annotation.confidence)
+        if not decision.is_write and ruling is not None and ruling.effect is Effect.ALLOW:
+            return self._followed(decision, params)
         intent = gate.intent(decision, params, annotation, via="preview" if dry_run else "connection")
         action = self.record(intent)
         try:
-            outcome, details = self._write(decision, params, intent, action, dry_run=dry_run)
+            if ruling is not None and ruling.effect is Effect.REFUSE:
+                raise refused(ruling)
+            run = _Run(decision, params, intent, action, dry_run=dry_run)
+            outcome, details = self._write(run, ruling) if decision.is_write else self._read(run, ruling)
+        except (ApprovalRequired, Drift):
+            raise  # the journal says `planned`
         except (psycopg.Error, SqlguardError) as fault:
             self.settled(action, "failed", {"sqlstate": fault.sqlstate})
             raise
@@ -103,6 +141,22 @@ class Executor:
             self.settled(action, "previewed", details)
         elif not self.in_transaction:
             self.settled(action, "committed", details)
+        return outcome
+
+    # --- what needs no weighing
+
+    def _followed(self, decision: Decision, params: list[Any] | None) -> Outcome:
+        """Carry out what changes no rows, and follow what it means for a block that is staged."""
+        stage = self.stage
+        if stage is not None and decision.kind is Kind.COMMIT and stage.steps:
+            return self._commit_stage(decision, stage)
+        outcome = self._plain(decision, params)
+        if decision.kind is Kind.BEGIN and self.planner.plan_only and stage is None:
+            self.stage = Stage()
+        elif stage is not None:
+            stage.follow(decision)
+        if not self.in_transaction:
+            self.stage = None
         return outcome
 
     def _plain(self, decision: Decision, params: list[Any] | None) -> Outcome:
@@ -116,58 +170,214 @@ class Executor:
     def _answer(self, decision: Decision, text: str, params: list[Any] | None) -> Outcome:
         with self._cursor() as cursor:
             cursor.execute(text, params)
+            keep_to(self.limits, cursor)
             return outcome_of(decision, cursor)
 
-    def _write(
-        self, decision: Decision, params: list[Any] | None, intent: Intent, action: int, *, dry_run: bool
-    ) -> tuple[Outcome, dict[str, Any]]:
+    # --- one write
+
+    def _write(self, run: "_Run", ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
         """Return the outcome, and what the journal is to know of it."""
         own = not self.in_transaction
-        savepoint = sql.Identifier("sqlguard_preview")
+        weighed = (
+            run.dry_run
+            or ruling is None
+            or ruling.effect is Effect.APPROVE
+            or (not own and may_go_over(run.decision, self.planner.policy))
+        )
+        try:
+            return self._attempt(run, weighed=weighed)
+        except psycopg.Error as fault:
+            if weighed or not own or not can_be_approved(fault):
+                raise
+        return self._attempt(run, weighed=True)
+
+    def _attempt(self, run: "_Run", *, weighed: bool) -> tuple[Outcome, dict[str, Any]]:
+        own = not self.in_transaction
         if own:
             self.connection.execute("BEGIN READ WRITE")
-        elif dry_run:
-            self.connection.execute(sql.SQL("SAVEPOINT {}").format(savepoint))
+        elif run.dry_run:
+            self.connection.execute(sql.SQL("SAVEPOINT {}").format(_SAVEPOINT))
         details: dict[str, Any] = {}
+        end = _End()
         try:
-            self.connection.execute(
-                "SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)]
-            )
-            kept = None if dry_run else self._claim(intent, action)
-            if kept is None:
-                outcome = self._carry_out(decision, params, intent, dry_run=dry_run)
-            else:
-                outcome = self._repeat(decision, kept)
+            self._claim_changes(run.action)
+            kept = None if run.dry_run else self._claim(run.intent, run.action)
+            if kept is not None:
+                outcome = self._repeat(run.decision, kept)
                 details["repeats"] = kept.action
-            affected = self._affected(action)
+            else:
+                # A block that is staged is counted from its first write on.
+                if weighed and (run.dry_run or self.stage is None or not self.stage.steps):
+                    self.connection.execute(plans.BEGIN)
+                outcome = self._carry_out(run, force=weighed and (own or run.dry_run))
+                end = self._weigh(run) if weighed else end
+            affected = self._affected(run.action)
+        except BaseException as fault:
+            if own:
+                self.connection.execute("ROLLBACK")
+            elif isinstance(fault, SqlguardError):
+                self.planner.fail_block()
+            raise
+        plan = self._end(run, end, own=own)
+        done = replace(
+            outcome,
+            affected=affected,
+            action=run.action,
+            tier=run.decision.verdict.tier,
+            committed=own and not run.dry_run,
+            plan=plan,
+            report=end.found.report if end.found else None,
+        )
+        more = {} if plan is None else {"plan": plan}
+        return done, {**details, **more, "tag": done.tag, "affected": [a.as_dict() for a in affected]}
+
+    def _claim_changes(self, action: int) -> None:
+        self.connection.execute("SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)])
+
+    def _weigh(self, run: "_Run") -> "_End":
+        """Decide by the rows how the run ends. Raises Refused."""
+        ruling = self.planner.weigh(run.decision, run.intent.confidence, run.action)
+        if ruling.effect is Effect.ALLOW and not run.dry_run and self.stage is None:
+            return _End()
+        step = self.planner.step(run.decision, run.params, run.action)
+        if self.stage is not None and not run.dry_run:
+            self.stage.add(step, run.decision, ruling)
+            return _End()
+        draft = self.planner.draft(Stage([step], [run.decision], [ruling]))
+        if run.dry_run:
+            return _End(draft, plans.outcome(self.connection, run.action))
+        return self._redeemed(draft, run.action)
+
+    def _redeemed(self, draft: Draft, only: int | None, plan: int | None = None) -> "_End":
+        """Take an approval; if there is none for these rows, say what the run is that has to be rolled back."""
+        taken = self.planner.redeem(draft, only, plan)
+        return _End(draft, None if taken.is_equal else plans.outcome(self.connection, only), taken)
+
+    def _end(self, run: "_Run", end: "_End", *, own: bool) -> int | None:
+        """Commit, or roll back and keep the plan; return its id. Raises ApprovalRequired, Drift."""
+        if run.dry_run and not own:
+            self.connection.execute(sql.SQL("ROLLBACK TO {}").format(_SAVEPOINT))
+        elif own:
+            self.connection.execute("COMMIT" if end.found is None else "ROLLBACK")
+        elif end.found is not None:
+            self.planner.fail_block()
+        if end.found is None or end.draft is None:
+            return end.taken.plan
+        if run.dry_run:
+            return plans.record(self.planner.ledger, end.draft, end.found)
+        raise self.planner.stopped(end.draft, end.found, end.taken)
+
+    # --- a read that a person has to let pass
+
+    def _read(self, run: "_Run", ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
+        """Nothing of it is run before it is approved: its rows would be shown."""
+        own = not self.in_transaction
+        step = self.planner.step(run.decision, run.params, run.action)
+        draft = self.planner.draft(Stage([step], [run.decision], [ruling] if ruling else []))
+        outcome = Outcome("approve", statement=step.statement)
+        if own:
+            self.connection.execute("BEGIN READ WRITE")
+        try:
+            if run.dry_run:
+                end = _End(draft, plans.outcome(self.connection, run.action))
+            else:
+                end = self._redeemed(draft, run.action)
+            if end.found is None:
+                if own:
+                    self.connection.execute("SET TRANSACTION READ ONLY")
+                outcome = self._answer(run.decision, run.decision.text, run.params)
         except BaseException:
             if own:
                 self.connection.execute("ROLLBACK")
             raise
-        if dry_run and not own:
-            self.connection.execute(sql.SQL("ROLLBACK TO {}").format(savepoint))
-        elif own:
-            self.connection.execute("ROLLBACK" if dry_run else "COMMIT")
-        done = replace(
-            outcome,
-            affected=affected,
-            action=action,
-            tier=decision.verdict.tier,
-            committed=own and not dry_run,
-        )
-        return done, {**details, "tag": done.tag, "affected": [a.as_dict() for a in affected]}
+        plan = self._end(run, end, own=own)
+        report = end.found.report if end.found else None
+        return replace(outcome, action=run.action, plan=plan, report=report), {"plan": plan}
 
-    def _carry_out(
-        self, decision: Decision, params: list[Any] | None, intent: Intent, *, dry_run: bool
+    # --- a block that was staged, a plan that is committed
+
+    def _commit_stage(self, decision: Decision, stage: Stage) -> Outcome:
+        """Commit a block if its plan is approved, else roll it back and keep that. Raises ApprovalRequired, Drift."""
+        self.stage = None
+        draft = self.planner.draft(stage)
+        try:
+            self.connection.execute(plans.FORCE)
+            end = self._redeemed(draft, None)
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        if end.found is None:
+            return replace(self._plain(decision, None), plan=end.taken.plan)
+        self.connection.execute("ROLLBACK")
+        raise self.planner.stopped(draft, end.found, end.taken)
+
+    def commit_plan(
+        self, plan: int, again: Sequence[tuple[Decision, list[Any] | None]], *, is_block: bool
     ) -> Outcome:
+        """
+        Run the approved *plan* *again* and commit it if its rows are still the same.
+
+        Raises Drift with a fresh plan, ApprovalRequired when the approval is gone.
+        """
+        via = f"plan {plan}"
+        actions = [self.record(gate.intent(d, values, Annotation(), via=via)) for d, values in again]
+        try:
+            outcome, end = self._run_again(plan, again, actions, is_block=is_block)
+        except BaseException as fault:
+            for action in actions:
+                self.settled(action, "failed", {"plan": plan, "sqlstate": getattr(fault, "sqlstate", None)})
+            raise
+        if end.found is not None and end.draft is not None:
+            raise self.planner.stopped(end.draft, end.found, end.taken)
+        for action in actions:
+            self.settled(action, "committed", {"plan": plan})
+        return replace(outcome, action=actions[0], plan=plan, committed=True)
+
+    def _run_again(
+        self,
+        plan: int,
+        again: Sequence[tuple[Decision, list[Any] | None]],
+        actions: list[int],
+        *,
+        is_block: bool,
+    ) -> tuple[Outcome, "_End"]:
+        stage, outcome = Stage(), Outcome("allow")
+        reads = [(d, values) for d, values in again if not d.is_write]
+        self.connection.execute("BEGIN READ WRITE")
+        try:
+            self.connection.execute(plans.BEGIN)
+            for (decision, values), action in zip(again, actions, strict=True):
+                self._claim_changes(action)
+                if decision.is_write:
+                    outcome = self._answer(decision, decision.text, values)
+                    # It was approved whatever it is about; a gate may refuse it by now.
+                    self.planner.weigh(decision, None, action)
+                ruling = self.planner.ruling(decision, None) or Ruling(Effect.APPROVE)
+                stage.add(self.planner.step(decision, values, action), decision, ruling)
+            self.connection.execute(plans.FORCE)
+            end = self._redeemed(self.planner.draft(stage), None if is_block else actions[0], plan)
+            for decision, values in reads if end.found is None else ():
+                outcome = self._answer(decision, decision.text, values)
+            affected = tuple(a for action in actions for a in self._affected(action))
+            self.connection.execute("COMMIT" if end.found is None else "ROLLBACK")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        return replace(outcome, affected=affected), end
+
+    # --- parts
+
+    def _carry_out(self, run: "_Run", *, force: bool) -> Outcome:
+        key = run.intent.idempotency_key
         with self._cursor() as cursor:
-            cursor.execute(decision.text, params)
-            columns, rows = idempotency.described(cursor) if intent.idempotency_key else (None, None)
-            outcome = outcome_of(decision, cursor)
-        if dry_run:
-            self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        elif intent.idempotency_key:
-            idempotency.keep(self.connection, intent.idempotency_key, outcome.tag or "", columns, rows)
+            cursor.execute(run.decision.text, run.params)
+            keep_to(self.limits, cursor)
+            columns, rows = idempotency.described(cursor) if key else (None, None)
+            outcome = outcome_of(run.decision, cursor)
+        if force:
+            self.connection.execute(plans.FORCE)
+        if key and not run.dry_run:
+            idempotency.keep(self.connection, key, outcome.tag or "", columns, rows)
         return outcome
 
     def _claim(self, intent: Intent, action: int) -> idempotency.Kept | None:

@@ -48,7 +48,7 @@ _ACTIONS = sql.SQL("""
                 WHEN e.kind = 'failed' AND NOT e.detail ? 'sqlstate' AND e.detail ->> 'reason' LIKE 'rolled back%%'
                     THEN 'rolled_back'
                 WHEN e.kind IS NOT NULL AND e.kind <> 'started' THEN e.kind
-                WHEN a.verdict NOT IN ('allow', 'rewrite') THEN 'refused'
+                WHEN a.verdict NOT IN ('allow', 'rewrite') AND c.sets = 0 THEN 'refused'
                 WHEN c.sets > 0 THEN 'committed'
                 ELSE 'unsettled' END AS outcome,
            c.rows

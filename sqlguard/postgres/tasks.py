@@ -36,7 +36,7 @@ _SUFFIX_LENGTH = 6
 _SALT_BYTES = 16
 
 _COLUMNS = """SELECT id, agent, policy, policy_version, expires_at, state, agent_version, purpose, params,
-    opened_at, ended_at, end_reason FROM sqlguard.task"""
+    opened_at, ended_at, end_reason, plan_only FROM sqlguard.task"""
 _TASK = f"{_COLUMNS} WHERE id = %s"
 _TASKS = f"{_COLUMNS} ORDER BY opened_at DESC, id"
 _LIVING = f"{_COLUMNS} WHERE state <> 'ended' ORDER BY opened_at DESC, id"
@@ -49,9 +49,9 @@ FROM sqlguard.policy p WHERE name = %s ORDER BY version DESC LIMIT 1
 _OPEN = """
 WITH made AS (
     INSERT INTO sqlguard.task (id, agent, agent_version, policy, policy_version, purpose, params, opened_at,
-                               expires_at, max_expires_at)
+                               expires_at, max_expires_at, plan_only)
     VALUES (%(id)s, %(agent)s, %(agent_version)s, %(policy)s, %(version)s, %(purpose)s, %(params)s, %(now)s,
-            %(expires_at)s, %(latest)s)
+            %(expires_at)s, %(latest)s, %(plan_only)s)
     RETURNING id)
 INSERT INTO sqlguard.lease (role, task_id, group_role, verifier, expires_at, kind)
 SELECT %(role)s, id, %(group)s, %(verifier)s, %(expires_at)s, 'task' FROM made
@@ -119,6 +119,7 @@ def open_task(  # noqa: PLR0913 (what a task is)
     purpose: str | None = None,
     params: Mapping[str, str] | None = None,
     agent_version: str | None = None,
+    plan_only: bool = False,
 ) -> OpenedTask:
     """
     Open a task with a login role of its own.
@@ -144,6 +145,7 @@ def open_task(  # noqa: PLR0913 (what a task is)
             purpose=purpose,
             params=given,
             opened_at=now,
+            plan_only=plan_only or group.policy.defaults.plan_only,
         )
         role = leases_model.role_name(task.id)
         conn.execute(_OPEN, _values(task, latest, role, group, verifier))
@@ -296,6 +298,7 @@ def _values(task: Task, latest: datetime, role: str, group: _Group, verifier: st
         "version": task.policy_version,
         "purpose": task.purpose,
         "params": Jsonb(dict(task.params)),
+        "plan_only": task.plan_only,
         "now": task.opened_at,
         "expires_at": task.expires_at,
         "latest": latest,

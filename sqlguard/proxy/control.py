@@ -49,6 +49,10 @@ async def carry_out(session: "AgentSession", decision: Decision, *, keep_ready: 
         if failed is not None:
             return await _failed_commit(session, decision, failed, keep_ready=keep_ready)
         text, verb = "ROLLBACK", None if session.books.status == b"E" else "COMMIT"
+    elif decision.kind is Kind.COMMIT and session.plans.is_staging and session.books.status == b"T":
+        failed = await session.plans.end_staged() if session.plans.stage.steps else None
+        if failed is not None:
+            return await _failed_commit(session, decision, failed, keep_ready=keep_ready)
     expect = Expect(Reply.QUERY, tags=(verb,), position=decision.position, keep_ready=keep_ready)
     session.send_query(text, expect)
     await session.barrier()

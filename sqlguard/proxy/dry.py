@@ -1,5 +1,5 @@
 """
-Dry runs by the simple protocol: run, force deferred constraints, read what changed, roll back; then tell.
+Dry runs by the simple protocol: run, force deferred constraints, read what changed, roll back; keep a plan, and tell.
 
 Outside a block the message is rolled back as a whole. Inside, either the block is a preview (it was begun as
 one, and is rolled back at its end), or the statement is rolled back to a savepoint of ours.
@@ -7,9 +7,21 @@ one, and is rolled back at its end), or the statement is rolled back to a savepo
 
 from typing import TYPE_CHECKING
 
+from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision
-from sqlguard.proxy.report import WRITABLE, affected, behind, changes, claim, dry_run_notice, sqlstate
-from sqlguard.wire.replies import Expect, Part, Reply
+from sqlguard.postgres.plans import BEGIN, FORCE
+from sqlguard.proxy.plans import outcome_text
+from sqlguard.proxy.report import (
+    WRITABLE,
+    affected,
+    behind,
+    changes,
+    claim,
+    dry_run_notice,
+    plan_notice,
+    sqlstate,
+)
+from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
@@ -18,39 +30,61 @@ if TYPE_CHECKING:
 SAVEPOINT = "sqlguard_preview"
 
 
-def preview(session: "AgentSession", decision: Decision, action: int, *, keep_ready: bool = False) -> Expect:
-    """Send one statement as a dry run; with *keep_ready* the caller passes on the report and what is held."""
-    before, after = _around(session, action)
+async def preview(session: "AgentSession", decision: Decision, action: int) -> Expect:
+    """Send one statement as a dry run and tell what came of it; the caller says ReadyForQuery."""
+    before, report, after = _around(session, action)
     expect = Expect(
         Reply.QUERY,
         parts=(
             *(Part.SWALLOW for _ in before),
             Part.HOLD,
-            *(Part.CAPTURE if text == changes(action) else Part.SWALLOW for text in after),
+            Part.SWALLOW,
+            Part.CAPTURE,
+            *(Part.SWALLOW for _ in after),
         ),
         tags=(*(None for _ in before), decision.tag),
         position=behind(before, decision),
-        before_held=lambda e: dry_run_notice(e.captured, action, session.encoding),
-        done=lambda e: _previewed(session, action, e),
-        keep_ready=keep_ready,
+        keep_ready=True,
     )
-    session.send_query("; ".join([*before, decision.text]) + "\n;" + "; ".join(after), expect)
+    is_alone = not session.dry_block
+    session.send_query(
+        "; ".join([*before, decision.text]) + "\n;" + "; ".join([FORCE, report, *after]), expect
+    )
+    await session.barrier()
+    held, expect.held = expect.held, b""
+    if expect.failed is not None:
+        session.operator.event(action, "failed", {"sqlstate": sqlstate(expect.failed)})
+    elif is_alone:
+        await _tell(session, decision, action, expect, held)
+    else:
+        session.plans.add(decision, action)
+        found = affected(expect.captured, session.encoding)
+        session.operator.event(action, "previewed", {"affected": found})
+        session.client.write(dry_run_notice(expect.captured, action, session.encoding) + held)
     return expect
 
 
-def _around(session: "AgentSession", action: int) -> tuple[list[str], list[str]]:
-    report = ["SET CONSTRAINTS ALL IMMEDIATE", changes(action)]
+async def _tell(
+    session: "AgentSession", decision: Decision, action: int, expect: Expect, held: bytes
+) -> None:
+    try:
+        plan, report = await session.plans.previewed(decision, action, expect.captured[0])
+    except SqlguardError as fault:
+        if session.in_block:
+            await session.ask(REFUSED_TEXT)
+        expect.failed = b""
+        session.operator.event(action, "failed", {"sqlstate": fault.sqlstate})
+        session.client.write(session.error(fault))
+        return
+    session.operator.event(action, "previewed", {"affected": report["affected"], "plan": plan})
+    session.client.write(plan_notice(report, action, plan, session.encoding) + held)
+
+
+def _around(session: "AgentSession", action: int) -> tuple[list[str], str, list[str]]:
+    """Return what comes before the statement, the report, and what comes after it."""
     if not session.in_block:
-        return [WRITABLE, claim(action)], [*report, "ROLLBACK"]
+        return [WRITABLE, claim(action), BEGIN], outcome_text(action), ["ROLLBACK"]
     if session.dry_block:
-        return [claim(action)], report
+        return [claim(action), *session.plans.begin()], changes(action), []
     back = [f"ROLLBACK TO {SAVEPOINT}", f"RELEASE {SAVEPOINT}"]
-    return [f"SAVEPOINT {SAVEPOINT}", claim(action)], [*report, *back]
-
-
-def _previewed(session: "AgentSession", action: int, expect: Expect) -> None:
-    if expect.failed is None:
-        found = affected(expect.captured, session.encoding)
-        session.operator.event(action, "previewed", {"affected": found})
-    else:
-        session.operator.event(action, "failed", {"sqlstate": sqlstate(expect.failed)})
+    return [f"SAVEPOINT {SAVEPOINT}", claim(action), BEGIN], outcome_text(action), back

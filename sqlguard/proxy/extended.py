@@ -19,7 +19,7 @@ from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.wire.buffer import HEADER
-from sqlguard.wire.messages import Bind, Close, Parse, Sync
+from sqlguard.wire.messages import Close, Parse, Sync
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import ASKS, PLAIN, Expect, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
@@ -227,8 +227,8 @@ class Extended(Steps):
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
             return True
-        if prepared.gate is not session.gate and (error := self._stale(prepared.decision)) is not None:
-            self._refuse(_BIND, error)
+        if prepared.gate is not session.gate and (stale := self._stale(prepared.decision)) is not None:
+            self._refuse(_BIND, stale)
             return True
         if prepared.needs_read_write and not self._writable:
             return False
@@ -237,10 +237,7 @@ class Extended(Steps):
             self._send(raw, PLAIN[Reply.BIND])
             return True
         decision = prepared.decision
-        is_plain = prepared.is_fast or not (prepared.is_write or decision.can_be_planned)
-        bind = None if is_plain else Bind.decode(raw[_HEADER_BYTES:])
-        bound = prepared.portal if bind is None else Portal(decision, bind, types=prepared.types)
-        made = self._portals.make(portal, bound)
+        made = self._portals.make(portal, prepared.bound(raw[_HEADER_BYTES:]))
         if not portal:
             self._plain = None
         elif not prepared.is_write:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlguard.gate import Gate, is_session_bound
 from sqlguard.plan import Decision
 from sqlguard.proxy import control
+from sqlguard.proxy.anchors import ties
 from sqlguard.wire.messages import Bind
 
 
@@ -16,6 +17,8 @@ class Portal:
     is_fast: bool = False
     #: Set by the first Execute; a suspended portal is not journaled twice.
     action: int | None = None
+    #: Of the parameters, as far as the client has said.
+    types: tuple[int, ...] = ()
 
     def params(self, encoding: str) -> list[str | None] | None:
         """Return the parameters as the journal keeps them: text as it is, binary as `\\x…`; None for none."""
@@ -33,23 +36,35 @@ class Portal:
 
 def passes_always(decision: Decision) -> bool:
     """Say whether nothing but the catalog decides over a plain read, and its text goes out as it came."""
-    return not decision.rewritten and decision.tag is None and not is_session_bound(decision.statement)
+    return (
+        decision.is_settled
+        and not decision.rewritten
+        and decision.tag is None
+        and not is_session_bound(decision.statement)
+        and not ties(decision)
+    )
 
 
 class Prepared:
     """A statement as it was decided, and the gate that did."""
 
-    def __init__(self, decision: Decision, gate: Gate) -> None:
+    def __init__(self, decision: Decision, gate: Gate, types: tuple[int, ...] = ()) -> None:
         self.decision = decision
+        #: Of the parameters, as far as the client has said.
+        self.types = types
         self.gate = gate
         self.needs_read_write = decision.needs_read_write
         self.is_write = decision.is_write
         #: Its Execute needs no waiting.
-        self.is_fast = not decision.is_write and not control.is_followed(decision)
+        self.is_fast = not decision.is_write and decision.is_settled and not control.is_followed(decision)
         #: Nothing but the catalog decides, and the text goes out as it came.
         self.passes_always = passes_always(decision)
         #: Portals of a read are all the same.
         self.portal = Portal(decision, is_fast=self.is_fast)
+
+    def bound(self, bind: bytes) -> Portal:
+        """Return the portal that *bind*, the body of a Bind, makes."""
+        return Portal(self.decision, Bind.decode(bind), types=self.types) if self.is_write else self.portal
 
 
 def _shown(value: bytes, encoding: str) -> str:

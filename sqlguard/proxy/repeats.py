@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
 from sqlguard.errors import Refused
-from sqlguard.plan import Decision
+from sqlguard.plan import Decision, may_go_over
+from sqlguard.policy.late import wants_share
+from sqlguard.postgres import plans
 from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
+from sqlguard.proxy.plans import stop_block, weigh_text
 from sqlguard.proxy.report import behind, claim
 from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
 from sqlguard.wire.reader import text_at
@@ -63,16 +66,29 @@ async def inside(session: "AgentSession", decision: Decision, action: int, *, ho
     answer = kept.from_store(asked.captured[0], session.encoding)
     if answer is not None:
         return await _repeat(session, answer, hold=hold)
+    planner = session.plans
+    is_staged = planner.is_staging
+    is_weighed = (
+        is_staged
+        or planner.is_weighed(decision, planner.ruling(decision))
+        or may_go_over(decision, planner.policy)
+    )
     before = [claim(action)]
+    if is_weighed:
+        before += planner.begin() if is_staged else [plans.BEGIN]
     expect = Expect(
         Reply.QUERY,
-        parts=(Part.SWALLOW, Part.KEEP),
-        tags=(None, decision.tag),
+        parts=(*(Part.SWALLOW for _ in before), Part.KEEP),
+        tags=(*(None for _ in before), decision.tag),
         position=behind(before, decision),
         keep_ready=True,
     )
     session.send_query("; ".join([*before, decision.text]), expect)
     await session.barrier()
+    if expect.failed is None and is_staged:
+        planner.add(decision, action)
+    elif expect.failed is None and is_weighed and (stopped := await _stopped(session, decision, action)):
+        return stopped
     if expect.failed is None and not expect.was_cut:
         stored = await own.ask(session, _KEEP, key, *_stored(session, expect))
         if stored.failed is not None:
@@ -82,6 +98,19 @@ async def inside(session: "AgentSession", decision: Decision, action: int, *, ho
         session.client.write(expect.held)
         expect.held = b""
     return expect
+
+
+async def _stopped(session: "AgentSession", decision: Decision, action: int) -> Expect | None:
+    """Weigh a write that was run in an open block; if it is stopped, the block has failed and the client been told."""
+    share = wants_share(decision.verdict.gates)
+    weight = await own.ask(session, weigh_text(action, share=share))
+    if weight.failed is not None:
+        return weight
+    weighed = await session.plans.weigh(decision, action, weight.captured, own.ask)
+    if weighed.goes_on:
+        return None
+    await stop_block(session, weighed)
+    return Expect(Reply.QUERY, failed=b"")
 
 
 async def _repeat(session: "AgentSession", answer: Answer, *, hold: bool) -> Expect:
@@ -113,6 +142,15 @@ async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> Non
     if answer is not None:
         await _repeat_extended(session, portal, answer)
         return
+    planner = session.plans
+    is_staged = planner.is_staging
+    is_weighed = (
+        is_staged
+        or planner.is_weighed(portal.decision, planner.ruling(portal.decision))
+        or may_go_over(portal.decision, planner.policy)
+    )
+    for text in () if not is_weighed else planner.begin() if is_staged else (plans.BEGIN,):
+        own.send(session, text)
     name, _ = text_at(raw, _HEADER_BYTES)
     described = Expect(Reply.DESCRIBE, swallow=True, parts=(Part.CAPTURE,))
     session.books.expect(described)
@@ -120,6 +158,11 @@ async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> Non
     expect = session.extended.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.KEEP,)))
     await session.barrier()
     if expect.failed is not None:
+        return
+    if is_staged:
+        planner.add(portal.decision, portal.action or 0, portal)
+    elif is_weighed and (fault := await session.extended.weigh(portal, expect)) is not None:
+        session.extended.refuse_execute(fault)
         return
     if expect.tag and not expect.was_cut:
         expect.captured = described.captured + expect.captured

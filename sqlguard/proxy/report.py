@@ -1,10 +1,10 @@
 """What the proxy adds around a write: the settings before it, and the report of a dry run after it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlguard.plan import Decision
+from sqlguard.plan import Decision, measured_of, told, with_differences
 from sqlguard.wire.messages import DataRow
 from sqlguard.wire.reports import fields_of, notice_response
 
@@ -53,6 +53,15 @@ def dry_run_notice(captured: list[bytes], action: int | None, encoding: str) -> 
     )
 
 
+def plan_notice(report: Mapping[str, Any], action: int | None, plan: int | None, encoding: str) -> bytes:
+    """Return the NOTICE that reports a dry run whose plan was kept."""
+    kept = "" if plan is None else f"; plan {plan}"
+    found = {"action": action, "plan": plan, "affected_rows": measured_of(report).rows}
+    document = json.dumps({**found, **with_differences(report)})
+    text = f"dry run, rolled back: {told(report)}{kept}"
+    return notice_response("NOTICE", "00000", text, detail=document, encoding=encoding)
+
+
 def behind(before: list[str], decision: Decision) -> Callable[[int], int | None]:
     """Map an error position in the message that was sent to the client's own text."""
     shift = sum(len(text) + len("; ") for text in before)
@@ -73,3 +82,9 @@ def nowhere(_: int) -> None:
 def sqlstate(failed: bytes) -> str:
     """Return the code of an ErrorResponse; that of a statement that was skipped is empty."""
     return fields_of(failed).get(b"C", b"").decode("ascii", "replace") if failed else ""
+
+
+def can_be_approved(failed: bytes) -> bool:
+    """Say whether an ErrorResponse is that of a cap which the policy lets approved plans go over."""
+    fields = fields_of(failed) if failed else {}
+    return fields.get(b"C") == b"SG006" and b"have a preview approved" in fields.get(b"H", b"")

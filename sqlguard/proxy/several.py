@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
 from sqlguard.errors import SqlguardError
-from sqlguard.plan import Decision
-from sqlguard.proxy import control, dry, repeats
-from sqlguard.proxy.report import behind, claim, dry_run_notice
+from sqlguard.plan import Decision, refused
+from sqlguard.policy.verdict import Effect
+from sqlguard.proxy import control, dry, plans, repeats
+from sqlguard.proxy.report import behind, claim
 from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import CommandComplete, ReadyForQuery
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
@@ -88,6 +89,10 @@ class _Message:
             failed = await session.end_dry_block()
             await session.ask("ROLLBACK")
             kind = "previewed" if failed is None else "failed"
+        elif session.plans.is_staging and session.plans.stage.steps:
+            failed = await session.plans.end_staged()
+            kind = "committed" if failed is None else "previewed"
+            failed = (await session.ask("ROLLBACK" if failed else "COMMIT")).failed or failed
         else:
             failed = (await session.ask("COMMIT")).failed
             kind = "committed" if failed is None else "failed"
@@ -133,6 +138,8 @@ class _Message:
     async def _statement(self, decision: Decision, *, hold: bool) -> Expect:
         session = self._session
         was_in_block = session.in_block
+        if not decision.is_write and not await plans.may_read(session, decision):
+            return Expect(Reply.QUERY, failed=b"")
         if not decision.is_write or session.books.status == b"E":
             expect = self._send(decision, [], hold=hold)
             await session.barrier()
@@ -142,11 +149,20 @@ class _Message:
             action = await session.record(decision, None)
         except SqlguardError as fault:
             return await self._refuse(fault)
+        return await self._write(decision, action, hold=hold)
+
+    async def _write(self, decision: Decision, action: int, *, hold: bool) -> Expect:
+        session = self._session
         if session.dry and not session.dry_block:
-            return await self._preview(decision, action)
+            return await dry.preview(session, decision, action)
         session.open_actions.append((action, {}))
+        ruling = session.plans.ruling(decision)
+        if ruling is not None and ruling.effect is Effect.REFUSE:
+            return await self._refuse(refused(ruling))
         if session.said(decision).idempotency_key and not session.dry:
             return await repeats.inside(session, decision, action, hold=hold)
+        if session.plans.is_staging or session.plans.is_weighed(decision, ruling):
+            return await plans.inside(session, decision, action, hold=hold)
         expect = self._send(decision, [claim(action)], hold=hold)
         await session.barrier()
         return expect
@@ -173,16 +189,6 @@ class _Message:
             return None if found is None else found + shift
 
         return position
-
-    async def _preview(self, decision: Decision, action: int) -> Expect:
-        """Run one statement for show inside a block that is not."""
-        session = self._session
-        expect = dry.preview(session, decision, action, keep_ready=True)
-        await session.barrier()
-        if expect.failed is None:
-            session.client.write(dry_run_notice(expect.captured, action, session.encoding) + expect.held)
-        expect.held = b""
-        return expect
 
     async def _refuse(self, fault: SqlguardError) -> Expect:
         """Make the server fail, so that a block of the client's is in the state that the client is told of."""

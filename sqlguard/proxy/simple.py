@@ -104,17 +104,10 @@ class Simple:
         if session.books.status == b"E" and (decision.is_write or not decision.is_settled):
             self._forward(decision.text.encode(session.encoding), (decision,))
             return
-        ruling = session.plans.ruling(decision)
         if not decision.is_write:
-            if not decision.is_settled and ruling is not None and ruling.effect > Effect.REWRITE:
-                if not await plans.read(session, decision, ruling):
-                    session.client.write(ReadyForQuery(session.books.status).encode())
-                    return
-            if decision.needs_read_write and session.books.status == b"I":
-                self._lock(decision)
-            else:
-                await control.carry_out(session, decision)
+            await self._read(decision)
             return
+        ruling = session.plans.ruling(decision)
         try:
             action = await session.record(decision, None)
         except SqlguardError as fault:
@@ -132,6 +125,15 @@ class Simple:
             await plans.write(session, decision, action)
         else:
             await self._write(decision, action)
+
+    async def _read(self, decision: Decision) -> None:
+        session = self._session
+        if not await plans.may_read(session, decision):
+            session.client.write(ReadyForQuery(session.books.status).encode())
+        elif decision.needs_read_write and session.books.status == b"I":
+            self._lock(decision)
+        else:
+            await control.carry_out(session, decision)
 
     def _lock(self, decision: Decision) -> None:
         """Run a query that locks rows: nothing is changed, so nothing is journaled."""

@@ -6,12 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlguard.errors import Refused, SqlguardError
-from sqlguard.plan import Decision
+from sqlguard import gate as gates
+from sqlguard.errors import ApprovalRequired, Refused, SqlguardError
+from sqlguard.plan import Decision, refused
+from sqlguard.policy.late import Ruling, wants_share
+from sqlguard.policy.verdict import Effect
+from sqlguard.postgres import plans
 from sqlguard.proxy import own, repeats
 from sqlguard.proxy.names import Names
-from sqlguard.proxy.portals import Portal
-from sqlguard.proxy.report import WRITABLE, affected, changes, dry_run_notice, sqlstate
+from sqlguard.proxy.plans import ask_inside, outcome_text, weigh_text
+from sqlguard.proxy.portals import Portal, Prepared
+from sqlguard.proxy.report import (
+    WRITABLE,
+    affected,
+    changes,
+    dry_run_notice,
+    plan_notice,
+    sqlstate,
+)
 from sqlguard.statement.model import Kind
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import Expect, Part, Reply
@@ -28,6 +40,8 @@ class Steps(ABC):
 
     _session: "AgentSession"
     _portals: Names[Portal]
+    _statements: Names[Prepared]
+    _plain_statement: Prepared | None
     _writable: bool
     _is_watched: bool
     _failed: bool
@@ -49,6 +63,21 @@ class Steps(ABC):
 
     @abstractmethod
     async def finish(self) -> None: ...
+
+    def prepared(self) -> list[tuple[bytes, str, tuple[int, ...]]]:
+        """Return what the server has prepared for the client: names, texts as they were sent, parameter types."""
+        there = dict(self._statements.items())
+        if self._plain_statement is not None:
+            there[b""] = self._plain_statement
+        return [(name, _sent(item.decision), item.types) for name, item in there.items()]
+
+    def forget(self, name: bytes) -> None:
+        """The server has not prepared *name* any more."""
+        self._statements.forget(name)
+        if not name:
+            self._plain_statement = None
+        else:
+            self._session.memory.deallocated(name.decode(self._session.encoding, "replace"))
 
     async def slow(self, kind: int, raw: bytes) -> None:
         """Handle a message that `fast` left: a write on its way in, or what the session must follow."""
@@ -81,18 +110,17 @@ class Steps(ABC):
         assert portal is not None  # noqa: S101 (`fast` has looked)
         if not portal.decision.is_write:
             await session.barrier()
-            if not session.books.is_skipping:
+            if not session.books.is_skipping and await self._may_read(portal):
                 await self._control(portal.decision, raw)
             return
         if session.books.is_skipping or session.books.status == b"E":
             self._send(raw, Expect(Reply.EXECUTE))
             return
+        ruling = session.plans.ruling(portal.decision)
         is_first = portal.action is None
-        if session.dry and not session.in_block and self._actions:
-            # The preview's roll-back would take along what has been done, and been told to the client as done.
-            self.refuse_execute(
-                Refused("a dry run can't follow a write in one batch", hint="send a Sync between the two")
-            )
+        fault = self._objection(ruling)
+        if fault is not None:
+            self.refuse_execute(fault)
             return
         if is_first and not await self._journal(portal):
             return
@@ -102,10 +130,28 @@ class Steps(ABC):
             return
         if is_first:
             own.send(session, f"SET sqlguard.action = '{portal.action}'")
+        await self._run(portal, raw, ruling, is_first=is_first)
+
+    def _objection(self, ruling: Ruling | None) -> SqlguardError | None:
+        """Return why a write may not be run at all."""
+        session = self._session
+        if ruling is not None and ruling.effect is Effect.REFUSE:
+            return refused(ruling)
+        if session.dry and not session.in_block and self._actions:
+            # The preview's roll-back would take along what has been done, and been told to the client as done.
+            return Refused("a dry run can't follow a write in one batch", hint="send a Sync between the two")
+        return None
+
+    async def _run(self, portal: Portal, raw: bytes, ruling: Ruling | None, *, is_first: bool) -> None:
+        session = self._session
         if session.dry:
             await self._dry(portal, raw)
         elif is_first and session.said(portal.decision).idempotency_key:
             await repeats.extended(session, portal, raw)
+        elif is_first and session.plans.is_staging:
+            await self._stage(portal, raw)
+        elif is_first and session.plans.is_weighed(portal.decision, ruling, in_block=True):
+            await self._weighed(portal, raw)
         else:
             self.send_execute(portal, raw)
 
@@ -116,6 +162,58 @@ class Steps(ABC):
         expect.position = portal.decision.position
         self._send(raw, expect)
         return expect
+
+    async def _stage(self, portal: Portal, raw: bytes) -> None:
+        """Run a write of a block that is one plan."""
+        session = self._session
+        for text in session.plans.begin():
+            own.send(session, text)
+        expect = self.send_execute(portal, raw, Expect(Reply.EXECUTE))
+        await session.barrier()
+        if expect.failed is None:
+            session.plans.add(portal.decision, portal.action or 0, portal)
+
+    async def _weighed(self, portal: Portal, raw: bytes) -> None:
+        """Run a write, see what it changes, and let it go on or fail."""
+        session = self._session
+        own.send(session, plans.BEGIN)
+        held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        fault = await self.weigh(portal, held)
+        if fault is not None:
+            self.refuse_execute(fault)
+        elif held.failed is None:
+            session.client.write(held.held)
+
+    async def weigh(self, portal: Portal, held: Expect) -> SqlguardError | None:
+        """Decide over a write that was sent; return the error that it is to fail with, if any."""
+        session, action = self._session, portal.action or 0
+        ruling = session.plans.ruling(portal.decision)
+        if not session.in_block and (ruling is None or ruling.effect is Effect.APPROVE):
+            own.send(session, plans.FORCE)
+        share = wants_share(portal.decision.verdict.gates)
+        weight = own.send(session, weigh_text(action, share=share))
+        await session.barrier()
+        if held.failed is not None or weight.failed is not None:
+            return None
+        weighed = await session.plans.weigh(portal.decision, action, weight.captured, ask_inside, portal)
+        return None if weighed.goes_on else await session.plans.stopped(weighed)
+
+    async def _may_read(self, portal: Portal) -> bool:
+        """Take the approval of a read that needs one; False if it has none, and the client has been told."""
+        session, decision = self._session, portal.decision
+        ruling = None if decision.is_settled else session.plans.ruling(decision)
+        if ruling is None or ruling.effect <= Effect.REWRITE:
+            return True
+        if ruling.effect is Effect.REFUSE:
+            self.refuse_execute(refused(ruling))
+            return False
+        self.refuse_execute(
+            ApprovalRequired(
+                f"this needs an approval: {'; '.join(ruling.reasons)}",
+                hint="send it by the simple protocol, without parameters: then it becomes a plan that can be approved",
+            )
+        )
+        return False
 
     def refuse_execute(self, fault: SqlguardError) -> None:
         """Answer an Execute with *fault*."""
@@ -144,6 +242,12 @@ class Steps(ABC):
             if not await self._end_preview():
                 return
             own.send(session, "ROLLBACK", execute=expect)
+        elif decision.kind is Kind.COMMIT and session.plans.is_staging and session.plans.stage.steps:
+            failed = await session.plans.end_staged(ask_inside)
+            if failed is not None:
+                self._refuse(_EXECUTE, failed)
+                return
+            self._send(raw, expect)
         else:
             self._send(raw, expect)
         await session.barrier()
@@ -170,12 +274,12 @@ class Steps(ABC):
     async def _end_preview(self) -> bool:
         """Tell what a block of a dry run would have changed; False if its COMMIT would have failed."""
         session = self._session
-        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
-        report = own.send(session, changes())
+        own.send(session, plans.FORCE)
+        report = own.send(session, outcome_text(None))
         await session.barrier()
         if report.failed is not None:
             return False
-        session.client.write(dry_run_notice(report.captured, None, session.encoding))
+        await session.plans.tell_block(report.captured[0])
         return True
 
     async def _dry(self, portal: Portal, raw: bytes) -> None:
@@ -185,9 +289,12 @@ class Steps(ABC):
         savepoint = session.in_block and not session.dry_block
         if savepoint:
             own.send(session, "SAVEPOINT sqlguard_preview")
+        for text in session.plans.begin() if session.dry_block else (plans.BEGIN,):
+            own.send(session, text)
         held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
-        own.send(session, "SET CONSTRAINTS ALL IMMEDIATE")
-        report = own.send(session, changes(portal.action))
+        own.send(session, plans.FORCE)
+        is_part = session.dry_block
+        report = own.send(session, changes(portal.action) if is_part else outcome_text(portal.action))
         if savepoint:
             own.send(session, "ROLLBACK TO sqlguard_preview")
             own.send(session, "RELEASE sqlguard_preview")
@@ -203,11 +310,27 @@ class Steps(ABC):
             # Our ROLLBACK has ended the implicit transaction.
             self._over()
             self._portals.clear()
-        found = affected(report.captured, session.encoding)
+        if is_part:
+            session.plans.add(portal.decision, action, portal)
+            found = affected(report.captured, session.encoding)
+            notice = dry_run_notice(report.captured, action, session.encoding)
+        else:
+            try:
+                plan, told = await session.plans.previewed(
+                    portal.decision, action, report.captured[0], portal
+                )
+            except SqlguardError as fault:
+                self.refuse_execute(fault)
+                return
+            found, notice = told["affected"], plan_notice(told, action, plan, session.encoding)
         session.operator.event(action, "previewed", {"affected": found})
-        session.client.write(dry_run_notice(report.captured, action, session.encoding) + held.held)
+        session.client.write(notice + held.held)
 
     def _forget(self, action: int) -> None:
         """*action* does not end with the transaction."""
         self._actions = [other for other in self._actions if other != action]
         self._session.open_actions = [a for a in self._session.open_actions if a[0] != action]
+
+
+def _sent(decision: Decision) -> str:
+    return gates.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text

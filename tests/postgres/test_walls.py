@@ -178,17 +178,18 @@ def test_caps_count_a_share_of_the_live_rows(walls: World, agent: Agent) -> None
     agent.conn.execute("INSERT INTO app.log SELECT g, 'n' FROM generate_series(100, 200) g")
 
 
-def test_an_approved_action_goes_over_the_caps_once(walls: World, agent: Agent) -> None:
+def test_an_approval_alone_lifts_no_cap(walls: World, agent: Agent) -> None:
+    """A plan does, for its own rows: tests/postgres/test_plans.py."""
     action = walls.op.execute(
         "INSERT INTO sqlguard.action (task_id, role, agent, policy, policy_version)"
         " VALUES ('one', 'sg_tk_one', 'bot', 'tester', 1) RETURNING id"
     ).fetchone()
     assert action is not None
     agent.conn.execute(f"SET sqlguard.action = '{action[0]}'")
-    assert refused(agent, "DELETE FROM app.log") == "SG006"
     walls.op.execute("INSERT INTO sqlguard.event (action_id, kind) VALUES (%s, 'approved')", [action[0]])
-    agent.conn.execute("DELETE FROM app.log WHERE id <= 30")
-    assert refused(agent, "UPDATE app.customer SET note = 'z'") == "SG006"
+    assert refused(agent, "DELETE FROM app.log") == "SG006"
+    agent.conn.execute("SET sqlguard.plan = 'on'")
+    assert refused(agent, "DELETE FROM app.log") == "SG006"
 
 
 def test_another_task_s_action_is_not_taken(walls: World, agent: Agent) -> None:

@@ -1,0 +1,219 @@
+"""`plan list|show`, `approve`, `reject`: what waits for a person, and what the person says."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from rich.markup import escape
+
+from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.output import out, print_json, print_pairs, print_rows
+from sqlguard.errors import Refused
+from sqlguard.plan import told
+from sqlguard.postgres import plans
+
+group = typer.Typer(help="Plans: what waits for an approval, and what became of it.", no_args_is_help=True)
+PlanId = Annotated[int, typer.Argument(help="The plan's number, as the agent or `plan list` says it.")]
+_COLOURS = {"open": "yellow", "approved": "green", "rejected": "red", "committed": "cyan"}
+#: A plan of 100,000 rows is read by its counts.
+_SHOWN = 10
+
+
+@group.command("list")
+def list_(
+    *,
+    state: Annotated[str | None, typer.Option(help=f"Only those that are {', '.join(plans.STATES)}.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only those of one task.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 50,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List plans, oldest first.
+
+    Example: sqlguard plan list --state open --json
+    """
+    if state is not None and state not in plans.STATES:
+        raise typer.BadParameter(f"a state is one of {', '.join(plans.STATES)}")
+    with operator(dsn) as conn:
+        found = plans.list_plans(conn, state=state, task=task, limit=limit)
+    if as_json:
+        print_json({"plans": [plan.as_dict() for plan in found]})
+        return
+    print_rows(
+        ("plan", "state", "agent", "rows", "tier", "expires", "statement"),
+        [
+            (
+                plan.id,
+                plan.state,
+                plan.document["agent"],
+                plan.document["affected_rows"],
+                plan.document["tier"],
+                str(plan.document["expires_at"])[:19],
+                _one_line(plan.document["statements"]),
+            )
+            for plan in found
+        ],
+    )
+
+
+@group.command("show")
+def show(plan: PlanId, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """
+    Show what a plan would do: rows per table, shares, differences of some rows, and who has decided what.
+
+    Example: sqlguard plan show 17 --json
+    """
+    with operator(dsn) as conn:
+        found = plans.show(conn, plan)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _show(found)
+
+
+def approve(
+    plan: PlanId,
+    *,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take the approvals back.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why, for the journal.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Look at a plan and approve it. Asks on the terminal, with your own login: a member of sqlguard_approver that has not
+    opened the task.
+
+    Example: sqlguard approve 17 --dsn postgresql://dana@db/shop
+    """
+    if not revoke and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Refused(
+            "an approval is given at a terminal, by a person",
+            hint="run `sqlguard approve` where you can read what it shows and answer",
+        )
+    with operator(dsn) as conn:
+        found = plans.show(conn, plan)
+        if revoke:
+            state = _decided(conn, lambda: plans.revoke(conn, plan, reason))
+        else:
+            _show(found)
+            if not typer.confirm(f"Approve plan {plan} as {conn.info.user}?", default=False):
+                out.print("nothing was approved")
+                raise typer.Exit(1)
+            digest = str(found.document["digest"])
+            state = _decided(conn, lambda: plans.approve(conn, plan, digest, reason))
+    _say(plan, state, as_json=as_json)
+
+
+def reject(
+    plan: PlanId,
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the agent reads it.")],
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Reject a plan for good.
+
+    Example: sqlguard reject 17 --reason "ask the customer first"
+    """
+    with operator(dsn) as conn:
+        state = _decided(conn, lambda: plans.reject(conn, plan, reason))
+    _say(plan, state, as_json=as_json)
+
+
+def _decided(conn: psycopg.Connection[Any], decide: Any) -> str:
+    try:
+        state: str = decide()
+    except psycopg.errors.InsufficientPrivilege as fault:
+        raise Refused(
+            f"`{conn.info.user}` may not decide over plans: {fault.diag.message_primary}",
+            hint=fault.diag.message_hint
+            or "use your own login; an administrator makes it an approver with"
+            " `GRANT sqlguard_approver TO …`",
+        ) from None
+    return state
+
+
+def _say(plan: int, state: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"plan": plan, "state": state})
+    elif state == "open":
+        out.print(f"plan {plan} waits for one more approval")
+    else:
+        out.print(f"plan {plan} is {state}")
+
+
+def _show(plan: plans.Plan) -> None:
+    document = plan.as_dict()
+    colour = _COLOURS.get(plan.state, "dim")
+    out.print(f"[bold]plan {plan.id}[/bold]  [{colour}]{plan.state}[/]")
+    print_pairs(
+        {
+            "agent": f"{document['agent']} (task {document['task']}, policy {document['policy']}"
+            f" v{document['policy_version']})",
+            "purpose": document["purpose"] or "",
+            "because": "; ".join(document["reasons"]),
+            "approvals": f"{len(document['approved_by'])} of {document['approvals_needed']}"
+            + (f": {', '.join(document['approved_by'])}" if document["approved_by"] else ""),
+            "expires": str(document["expires_at"])[:19],
+            "tier": document["tier"]
+            + (f" ({', '.join(document['classes'])})" if document["classes"] else ""),
+        }
+    )
+    if document["rejected_because"]:
+        out.print(f"rejected: {document['rejected_because']}", markup=False)
+    for statement in document["statements"][:_SHOWN]:
+        out.print(f"  {statement['statement'].strip()}", markup=False)
+        if statement["params"]:
+            out.print(f"  with {', '.join(map(str, statement['params']))}", markup=False)
+    _cut(len(document["statements"]), "statements")
+    out.print(f"\n[bold]{document['affected_rows']} rows[/bold]: {escape(told(document))}")
+    _tables(document)
+    for sample in document["samples"][:_SHOWN]:
+        _sample(sample)
+    _cut(document["affected_rows"], "rows", shown=min(len(document["samples"]), _SHOWN))
+    if document["sequences"]:
+        out.print(f"not taken back: {', '.join(document['sequences'])} (sequences)", markup=False)
+
+
+def _tables(document: Mapping[str, Any]) -> None:
+    shares = {share["table"]: share for share in document["shares"]}
+    rows = []
+    for change in document["affected"]:
+        share = shares.get(change["table"])
+        of = f"{share['share']:.1%} of {share['of']}" if share else ""
+        how = "by a cascade or trigger" if change["nested"] else ""
+        rows.append((change["table"], change["op"], change["rows"], of, how))
+    print_rows(("table", "operation", "rows", "share", ""), rows)
+
+
+def _sample(sample: Mapping[str, Any]) -> None:
+    key = ", ".join(map(str, sample["key"] or ()))
+    out.print(f"[bold]{escape(sample['table'])}[/bold] {sample['op']} {escape(key)}")
+    for column, (before, after) in sample["changed"].items():
+        out.print(f"    {escape(column)}: [red]{_value(before)}[/red] → [green]{_value(after)}[/green]")
+
+
+def _value(value: object) -> str:
+    text = "NULL" if value is None else str(value)
+    return escape(text if len(text) <= 100 else text[:97] + "…")  # noqa: PLR2004 (a line stays readable)
+
+
+def _cut(total: int, what: str, *, shown: int = _SHOWN) -> None:
+    if total > shown:
+        out.print(f"  … {total - shown} more {what}")
+
+
+def _one_line(statements: Sequence[Mapping[str, Any]]) -> str:
+    first = " ".join(str(statements[0]["statement"]).split())
+    more = f" (+{len(statements) - 1})" if len(statements) > 1 else ""
+    return (first if len(first) <= 60 else first[:57] + "…") + more  # noqa: PLR2004 (a row stays one line)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="plan")
+    app.command()(approve)
+    app.command()(reject)
