@@ -17,7 +17,7 @@ from sqlguard.postgres import journal as journals
 from sqlguard.postgres import reconcile as reconciling
 from sqlguard.postgres.known import require
 from sqlguard.postgres.undo_plan import Scope
-from sqlguard.postgres.undo_report import UndoReport
+from sqlguard.postgres.undo_report import UndoReport, shown_key, shown_row
 
 group = typer.Typer(help="The journal: what agents did, written before they did it.", no_args_is_help=True)
 
@@ -232,9 +232,9 @@ def _show(report: UndoReport, *, preview: bool) -> None:
         err.print("as they are and undoes the others, `--on-conflict force` overwrites them")
         return
     for difference in report.differences:
-        out.print(f"{difference.table} {difference.key}: {difference.op}", markup=False)
-        out.print(f"  is        {difference.current}", markup=False)
-        out.print(f"  would be  {difference.wanted}", markup=False)
+        out.print(f"{difference.table} ({shown_key(difference.key)}): {difference.op}", markup=False)
+        out.print(f"  is        {shown_row(difference.current)}", markup=False)
+        out.print(f"  would be  {shown_row(difference.wanted)}", markup=False)
     if not report.tables:
         out.print("nothing was changed there")
         return

@@ -17,7 +17,11 @@ class TableCount:
         return {"table": self.table, "op": self.op, "rows": self.rows}
 
 
-def _shown(row: dict[str, Any] | None) -> str:
+def shown_key(key: dict[str, str | None]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in key.items()) or "a row without key"
+
+
+def shown_row(row: dict[str, Any] | None) -> str:
     return "no row" if row is None else ", ".join(f"{name}={_value(value)}" for name, value in row.items())
 
 
@@ -37,17 +41,16 @@ class Conflict:
     change_set: int | None = None
 
     def __str__(self) -> str:
-        key = ", ".join(f"{name}={value}" for name, value in self.key.items())
-        return f"{self.table} ({key or 'a row without key'}): {self.reason}"
+        return f"{self.table} ({shown_key(self.key)}): {self.reason}"
 
     def values(self) -> list[str]:
         """Return a line for each column that an undo would change, with what is there and what was there before."""
         if self.current is None and self.wanted is None:
             return []
         if not self.key:
-            return [f"was {_shown(self.wanted)} before"]  # which row it is now can't be told
+            return [f"was {shown_row(self.wanted)} before"]  # which row it is now can't be told
         if self.current is None or self.wanted is None:
-            now, was = (_shown(row) for row in (self.current, self.wanted))
+            now, was = (shown_row(row) for row in (self.current, self.wanted))
             return [f"is {now}", f"was {was} before"]
         return [
             f"{name} is {_value(value)}, was {_value(self.wanted.get(name))} before"
