@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
 from sqlguard.errors import Refused
-from sqlguard.plan import Decision, may_go_over
+from sqlguard.plan import Decision
 from sqlguard.policy.late import wants_share
 from sqlguard.postgres import plans
 from sqlguard.proxy import kept, own
@@ -37,26 +37,37 @@ async def simple(session: "AgentSession", decision: Decision, action: int) -> No
         session.open_actions.append((action, {}))
         await inside(session, decision, action)
     else:
-        await session.ask("BEGIN READ WRITE")
-        expect = await inside(session, decision, action, hold=True)
-        answer, kind = expect.held, "committed"
+        # Its answer comes with the claim's: nothing has to wait for it.
+        session.send_query("BEGIN READ WRITE", Expect(Reply.QUERY, swallow=True))
+        stored: list[Expect] = []
+        expect = await inside(session, decision, action, hold=True, stored=stored)
+        answer, kind = b"", "failed"
         if expect.failed is None:
             commit = await session.ask("COMMIT")
-            answer = commit.failed or answer
-            kind = "committed" if commit.failed is None else "failed"
+            # A COMMIT behind what failed is a roll-back, and no error.
+            fault = next((s.failed for s in stored if s.failed is not None), commit.failed)
+            answer = expect.held if fault is None else fault
+            kind = "committed" if fault is None else "failed"
         else:
-            answer, kind = b"", "failed"
             await session.ask("ROLLBACK")
         session.client.write(answer)
         session.operator.event(action, kind, _detail(expect))
     session.client.write(ReadyForQuery(session.books.status).encode())
 
 
-async def inside(session: "AgentSession", decision: Decision, action: int, *, hold: bool = False) -> Expect:
+async def inside(
+    session: "AgentSession",
+    decision: Decision,
+    action: int,
+    *,
+    hold: bool = False,
+    stored: list[Expect] | None = None,
+) -> Expect:
     """
     Carry out one such write inside an open block and pass on its rows, and its CommandComplete unless *hold*.
 
-    Whatever failed, the client has been told of it and the block has failed too.
+    Whatever failed, the client has been told of it and the block has failed too. With a list as *stored* the keeping
+    of the answer is not waited for, and put there.
     """
     key, digest = _key(session, decision, None)
     asked = await own.ask(session, _CLAIM, key, digest, str(action))
@@ -66,16 +77,9 @@ async def inside(session: "AgentSession", decision: Decision, action: int, *, ho
     answer = kept.from_store(asked.captured[0], session.encoding)
     if answer is not None:
         return await _repeat(session, answer, hold=hold)
-    planner = session.plans
-    is_staged = planner.is_staging
-    is_weighed = (
-        is_staged
-        or planner.is_weighed(decision, planner.ruling(decision))
-        or may_go_over(decision, planner.policy)
-    )
-    before = [claim(action)]
-    if is_weighed:
-        before += planner.begin() if is_staged else [plans.BEGIN]
+    planner, is_staged = session.plans, session.plans.is_staging
+    is_weighed = is_staged or planner.is_weighed(decision, planner.ruling(decision), in_block=True)
+    before = [claim(action), *_looking(session, is_weighed=is_weighed)]
     expect = Expect(
         Reply.QUERY,
         parts=(*(Part.SWALLOW for _ in before), Part.KEEP),
@@ -90,14 +94,26 @@ async def inside(session: "AgentSession", decision: Decision, action: int, *, ho
     elif expect.failed is None and is_weighed and (stopped := await _stopped(session, decision, action)):
         return stopped
     if expect.failed is None and not expect.was_cut:
-        stored = await own.ask(session, _KEEP, key, *_stored(session, expect))
-        if stored.failed is not None:
-            session.client.write(stored.failed)
-            return stored
+        storing = own.send(session, _KEEP, key, *_stored(session, expect))
+        own.sync(session)
+        if stored is not None:
+            stored.append(storing)
+            return expect
+        await session.barrier()
+        if storing.failed is not None:
+            session.client.write(storing.failed)
+            return storing
     if expect.failed is None and not hold:
         session.client.write(expect.held)
         expect.held = b""
     return expect
+
+
+def _looking(session: "AgentSession", *, is_weighed: bool) -> list[str]:
+    """Return what comes before a write whose rows decide."""
+    if not is_weighed:
+        return []
+    return session.plans.begin() if session.plans.is_staging else [plans.BEGIN]
 
 
 async def _stopped(session: "AgentSession", decision: Decision, action: int) -> Expect | None:
@@ -142,14 +158,10 @@ async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> Non
     if answer is not None:
         await _repeat_extended(session, portal, answer)
         return
-    planner = session.plans
-    is_staged = planner.is_staging
-    is_weighed = (
-        is_staged
-        or planner.is_weighed(portal.decision, planner.ruling(portal.decision))
-        or may_go_over(portal.decision, planner.policy)
-    )
-    for text in () if not is_weighed else planner.begin() if is_staged else (plans.BEGIN,):
+    planner, is_staged = session.plans, session.plans.is_staging
+    ruling = planner.ruling(portal.decision)
+    is_weighed = is_staged or planner.is_weighed(portal.decision, ruling, in_block=True)
+    for text in _looking(session, is_weighed=is_weighed):
         own.send(session, text)
     name, _ = text_at(raw, _HEADER_BYTES)
     described = Expect(Reply.DESCRIBE, swallow=True, parts=(Part.CAPTURE,))

@@ -310,21 +310,25 @@ class Steps(ABC):
             # Our ROLLBACK has ended the implicit transaction.
             self._over()
             self._portals.clear()
+        notice = await self._tell(portal, report, is_part=is_part)
+        if notice is not None:
+            session.client.write(notice + held.held)
+
+    async def _tell(self, portal: Portal, report: Expect, *, is_part: bool) -> bytes | None:
+        """Return the report of a dry run, its plan kept unless it is part of a block's; None: a gate refuses it."""
+        session, action = self._session, portal.action or 0
         if is_part:
             session.plans.add(portal.decision, action, portal)
             found = affected(report.captured, session.encoding)
-            notice = dry_run_notice(report.captured, action, session.encoding)
-        else:
-            try:
-                plan, told = await session.plans.previewed(
-                    portal.decision, action, report.captured[0], portal
-                )
-            except SqlguardError as fault:
-                self.refuse_execute(fault)
-                return
-            found, notice = told["affected"], plan_notice(told, action, plan, session.encoding)
-        session.operator.event(action, "previewed", {"affected": found})
-        session.client.write(notice + held.held)
+            session.operator.event(action, "previewed", {"affected": found})
+            return dry_run_notice(report.captured, action, session.encoding)
+        try:
+            plan, told = await session.plans.previewed(portal.decision, action, report.captured[0], portal)
+        except SqlguardError as fault:
+            self.refuse_execute(fault)
+            return None
+        session.operator.event(action, "previewed", {"affected": told["affected"], "plan": plan})
+        return plan_notice(told, action, plan, session.encoding)
 
     def _forget(self, action: int) -> None:
         """*action* does not end with the transaction."""
