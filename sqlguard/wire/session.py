@@ -326,6 +326,8 @@ class Session:
                     self.expected.popleft().finish(raw)
             return None
         head.has_begun = True
+        told = reports.without_ours(raw)
+        is_changed, raw = told is not raw, told
         head.failed = raw
         self._spare_readies = self._copy_syncs
         is_hidden = head.swallow
@@ -336,10 +338,9 @@ class Session:
             return head.error(raw) if callable(head.error) else head.error
         if is_hidden:
             return b""
-        told = reports.without_ours(raw)
         if head.position is not None:
-            return reports.moved(told, head.position)
-        return None if told is raw else told
+            return reports.moved(raw, head.position)
+        return raw if is_changed else None
 
     def _skip(self, head: Expect, raw: bytes) -> bool:
         """Skip up to the next Sync; say whether the client need not know."""
