@@ -79,16 +79,7 @@ async def inside(
         return await _repeat(session, answer, hold=hold)
     planner, is_staged = session.plans, session.plans.is_staging
     is_weighed = is_staged or planner.is_weighed(decision, planner.ruling(decision), in_block=True)
-    before = [claim(action), *_looking(session, is_weighed=is_weighed)]
-    expect = Expect(
-        Reply.QUERY,
-        parts=(*(Part.SWALLOW for _ in before), Part.KEEP),
-        tags=(*(None for _ in before), decision.tag),
-        position=behind(before, decision),
-        keep_ready=True,
-    )
-    session.send_query("; ".join([*before, decision.text]), expect)
-    await session.barrier()
+    expect = await _kept(session, decision, [claim(action), *_looking(session, is_weighed=is_weighed)])
     if expect.failed is None and is_staged:
         planner.add(decision, action)
     elif expect.failed is None and is_weighed and (stopped := await _stopped(session, decision, action)):
@@ -106,6 +97,20 @@ async def inside(
     if expect.failed is None and not hold:
         session.client.write(expect.held)
         expect.held = b""
+    return expect
+
+
+async def _kept(session: "AgentSession", decision: Decision, before: list[str]) -> Expect:
+    """Send the write behind statements of ours; its answer goes out but for the CommandComplete, and is kept."""
+    expect = Expect(
+        Reply.QUERY,
+        parts=(*(Part.SWALLOW for _ in before), Part.KEEP),
+        tags=(*(None for _ in before), decision.tag),
+        position=behind(before, decision),
+        keep_ready=True,
+    )
+    session.send_query("; ".join([*before, decision.text]), expect)
+    await session.barrier()
     return expect
 
 
