@@ -52,10 +52,19 @@ class Passing(dict[bytes, Prepared | None]):
     A Parse comes with what it prepares. The oldest go first.
     """
 
-    hits = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits = 0
+        #: Of Query messages in which a number may stand for any other (`likeness`).
+        self.alike: dict[bytes | None, None] = {}
 
-    def remember(self, message: bytes, prepared: Prepared | None = None) -> None:
-        if len(message) <= _PASSING_BYTES:
+    def remember(self, message: bytes, prepared: Prepared | None = None, like: bytes | None = None) -> None:
+        if like is not None:
+            # The text itself will hardly come again.
+            self.alike[like] = None
+            if len(self.alike) > _PASSING_ENTRIES:
+                del self.alike[next(iter(self.alike))]
+        elif len(message) <= _PASSING_BYTES:
             self[message] = prepared
             if len(self) > _PASSING_ENTRIES:
                 del self[next(iter(self))]

@@ -14,6 +14,7 @@ from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
 from sqlguard.proxy import control, dry, plans, repeats, several
+from sqlguard.proxy.likeness import is_alike, likeness
 from sqlguard.proxy.portals import passes_always
 from sqlguard.proxy.report import WRITABLE, behind, can_be_approved, claim, nowhere, sqlstate
 from sqlguard.wire.messages import Query, ReadyForQuery
@@ -41,7 +42,7 @@ class Simple:
         """
         session = self._session
         passing = session.passing
-        if passing is None or data not in passing:
+        if passing is None or not (data in passing or likeness(data) in passing.alike):
             return False
         passing.hits += 1
         session.books.expect(Expect(Reply.QUERY))
@@ -62,7 +63,7 @@ class Simple:
         session.operator.metrics.verdicts["allow"] += len(decisions)
         passing = session.passing
         if passing is not None and all(passes_always(d) for d in decisions):
-            passing.remember(raw)
+            passing.remember(raw, like=likeness(raw) if is_alike(decisions) else None)
         self._forward(text, decisions)
         return True
 
