@@ -8,6 +8,7 @@ BIN = .venv/bin
 STAMP = .venv/.installed
 PG = 18
 TESTS =
+SUITES =
 WORKERS = 2
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
 	--no-emit-index-url --no-annotate --custom-compile-command "make lock"
@@ -18,6 +19,7 @@ help:
 	@echo 'make check   lint and test'
 	@echo 'make lint    format, style, types, imports, spelling'
 	@echo 'make bench   measurements'
+	@echo 'make client-suites  the drivers own suites, directly and through observe mode (SUITES=--quick for CI)'
 	@echo 'make docs    the generated pages'
 	@echo 'make lock    renew requirements.lock from pyproject.toml'
 	@echo 'make clean   remove everything that was made here'
@@ -49,6 +51,9 @@ spelling: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+client-suites: $(STAMP)
+	$(BIN)/python -m scripts.client_suites $(SUITES)
 
 docs: $(STAMP)
 	$(BIN)/python -m typer sqlguard.cli utils docs --name sqlguard --output docs/cli.md
