@@ -90,6 +90,8 @@ class Guard:
     mode: str
     version: int = 1
     bookkeeping: tuple[str, ...] = ()
+    #: Whether the operator has said that views may go on showing deleted rows.
+    views_accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """`migrate`, `guard`, `unguard`, `tables`, `freeze`, `thaw`: what the operator does to the database."""
 
-from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -84,6 +83,9 @@ def guard(
     accept: Annotated[
         list[str] | None, typer.Option(help="A reason code of the pre-flight that does not matter here.")
     ] = None,
+    fix_views: Annotated[
+        bool, typer.Option("--fix-views", help="Set security_invoker on views that would show deleted rows.")
+    ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +101,12 @@ def guard(
         if not names:
             raise typer.BadParameter("name tables, or say --all")
         reports, refused = _guard_each(
-            conn, names, mode=None if mode == "auto" else mode, unique=unique, accept=accept or ()
+            conn,
+            names,
+            mode=None if mode == "auto" else mode,
+            unique=unique,
+            accept=accept or (),
+            fix_views=fix_views,
         )
         # What policies grant depends on how a table is guarded.
         refresh_policies(conn)
@@ -109,13 +116,13 @@ def guard(
 
 
 def _guard_each(
-    conn: psycopg.Connection[Any], names: list[str], *, mode: str | None, unique: str, accept: Collection[str]
+    conn: psycopg.Connection[Any], names: list[str], *, mode: str | None, **options: Any
 ) -> tuple[list[GuardReport], list[tuple[str, GuardError]]]:
     """Guard all that can be guarded; a table that can't be does not keep the others waiting."""
     with Progress(console=err, transient=True, disable=len(names) < _MANY or state.json) as progress:
         bar = progress.add_task("guarding", total=len(names))
         try:
-            return guard_tables(conn, names, mode, unique=unique, accept=accept), []
+            return guard_tables(conn, names, mode, **options), []
         except GuardError as fault:
             if len(names) == 1:
                 return [], [(names[0], fault)]
@@ -123,7 +130,7 @@ def _guard_each(
         refused: list[tuple[str, GuardError]] = []
         for name in names:
             try:
-                for report in guard_tables(conn, [name], mode, unique=unique, accept=accept):
+                for report in guard_tables(conn, [name], mode, **options):
                     reports.setdefault(report.table, report)
             except GuardError as fault:
                 refused.append((name, fault))

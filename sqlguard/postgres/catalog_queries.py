@@ -95,7 +95,8 @@ JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
 WHERE d.classoid = 'pg_class'::regclass AND d.description = '{BOOKKEEPING_COMMENT}'
     AND a.attname IN ('{DELETED_AT}', '{DELETED_BY_AGENT}') AND NOT a.attisdropped
 ORDER BY 1, 2"""
-GUARDS = "SELECT relid::bigint, mode, version FROM sqlguard.guarded_table"
+_VIEWS_ACCEPTED = "coalesce(options -> 'accept' ? 'view_shows_deleted_rows', false)"
+GUARDS = f"SELECT relid::bigint, mode, version, {_VIEWS_ACCEPTED} FROM sqlguard.guarded_table"
 
 #: Counts and sums of row versions: every change of a row that matters changes them.
 VERSION = f"""
@@ -117,6 +118,6 @@ SELECT concat_ws('/',
     sum="count(*) || ':' || coalesce(sum(t.xmin::text::bigint), 0)"
 )
 GUARDS_VERSION = (
-    "SELECT coalesce(string_agg(concat_ws(',', relid, mode, version), ';' ORDER BY relid), '')"
+    f"SELECT coalesce(string_agg(concat_ws(',', relid, mode, version, {_VIEWS_ACCEPTED}), ';' ORDER BY relid), '')"
     " FROM sqlguard.guarded_table"
 )

@@ -155,8 +155,10 @@ class _Reader:
             return {}
         added = self._grouped(queries.BOOKKEEPING)
         return {
-            oid: Guard(mode, version, tuple(r[0] for r in added.get(oid, ())) if mode == "soft" else ())
-            for oid, mode, version in self._rows(queries.GUARDS)
+            oid: Guard(
+                mode, version, tuple(r[0] for r in added.get(oid, ())) if mode == "soft" else (), accepted
+            )
+            for oid, mode, version, accepted in self._rows(queries.GUARDS)
         }
 
 

@@ -17,20 +17,17 @@ from psycopg.types.json import Jsonb
 
 from sqlguard.catalog import BOOKKEEPING_COMMENT, DELETED_AT
 from sqlguard.errors import GuardError
-from sqlguard.postgres import walls_unique
+from sqlguard.postgres import walls_unique, walls_views
 from sqlguard.postgres.preflight import BOOKKEEPING, Note, Weight, choose, judge
 from sqlguard.postgres.walls_facts import VERSION, Facts, Relation, read_facts
 from sqlguard.postgres.walls_policies import policy_changes
-from sqlguard.postgres.walls_run import Runner
+from sqlguard.postgres.walls_run import Runner, one_at_a_time
 from sqlguard.postgres.walls_triggers import (
     name_of,
     trigger_changes,
     wanted_functions,
     wanted_triggers,
 )
-
-#: Two guards of one database would drop each other's half-made triggers; the second half says guard.
-LOCK = (0x73716C67, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +82,25 @@ def guard_table(
     return next(r for r in reports if r.because is None)
 
 
-def guard_tables(
+def guard_tables(  # noqa: PLR0913 (what the command line offers)
     conn: psycopg.Connection[Any],
     tables: Sequence[str],
     mode: str | None = None,
     *,
     unique: str = "partial",
     accept: Collection[str] = (),
+    fix_views: bool = False,
 ) -> list[GuardReport]:
     """
     Guard *tables* as `soft`, `journal`, or (None) whichever fits, and unguarded tables that their deletes
     reach by CASCADE, SET NULL or SET DEFAULT.
 
     *conn* must be in autocommit mode. `unique="keep"` leaves unique indexes as they are. *accept* names reason
-    codes that do not matter here. Raises GuardError before anything is changed when a table can't be guarded
-    so.
+    codes that do not matter here. *fix_views* sets `security_invoker` on the views over soft tables. Raises
+    GuardError before anything is changed when a table can't be guarded so.
     """
     runner = Runner(conn)
-    with _one_at_a_time(conn):
+    with one_at_a_time(conn):
         facts = read_facts(conn)
         choices = _choose_all(facts, tables, mode, accept)
         changed = {c.root.oid: _columns_and_uniques(runner, facts, c, unique) for c in choices}
@@ -113,7 +111,10 @@ def guard_tables(
         for choice in choices:
             root = facts.relations[choice.root.oid]
             changed[root.oid] |= _walls(runner, facts, root, modes, done)
-            changed[root.oid] |= _register(runner, facts, root, choice.mode, unique)
+            mended = walls_views.mend(runner, facts, root) if fix_views and choice.mode == "soft" else []
+            options = {"unique": unique if choice.mode == "soft" else "keep"}
+            options |= walls_views.kept_options(_options(facts, root), accept, mended)
+            changed[root.oid] |= _register(runner, facts, root, choice.mode, options)
         return [
             GuardReport(
                 c.root.label, c.mode, changed[c.root.oid], tuple(_all_notes(facts, c, unique)), c.because
@@ -131,7 +132,7 @@ def unguard_tables(
     Raises GuardError while a table still holds deleted rows: without the walls they would come back to life.
     """
     runner = Runner(conn)
-    with _one_at_a_time(conn):
+    with one_at_a_time(conn):
         facts = read_facts(conn)
         roots = [_find(facts, table) for table in tables]
         for root in roots:
@@ -143,6 +144,7 @@ def unguard_tables(
         done: set[int] = set()
         reports = []
         for root in roots:
+            walls_views.put_back(runner, _options(facts, root))
             changed = _forget(runner, facts, root)
             changed |= _walls(runner, facts, root, modes, done)
             walls_unique.restore(runner, facts, root)
@@ -151,20 +153,6 @@ def unguard_tables(
             reports.append(GuardReport(root.label, "none", changed))
         _drop_functions(runner, facts)
         return reports
-
-
-class _one_at_a_time:  # noqa: N801 - used as a statement
-    """Hold the advisory lock of guarding; the session's, because the steps are transactions of their own."""
-
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self.conn = conn
-
-    def __enter__(self) -> None:
-        self.conn.execute("SELECT pg_advisory_lock(%s, %s)", LOCK)
-
-    def __exit__(self, *_: object) -> None:
-        if not self.conn.closed:
-            self.conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)
 
 
 def _find(facts: Facts, table: str) -> Relation:
@@ -329,13 +317,15 @@ def _functions(runner: Runner, facts: Facts, relation: Relation, modes: dict[int
     return bool(statements)
 
 
-def _register(runner: Runner, facts: Facts, root: Relation, mode: str, unique: str) -> bool:
+def _options(facts: Facts, root: Relation) -> dict[str, Any]:
+    was = facts.guarded.get(root.oid)
+    return was.options if was else {}
+
+
+def _register(runner: Runner, facts: Facts, root: Relation, mode: str, options: dict[str, Any]) -> bool:
     was = facts.guarded.get(root.oid)
     primary = root.primary_key
-    options = {
-        "unique": unique if mode == "soft" else "keep",
-        "key_match": primary.match if primary else None,
-    }
+    options = {**options, "key_match": primary.match if primary else None}
     now = (mode, VERSION, root.key_columns, options)
     if was is not None and (was.mode, was.version, was.key_columns, was.options) == now:
         return False

@@ -214,8 +214,9 @@ def _readers(facts: Facts, root: Relation) -> Iterator[Note]:
         yield Note(
             "view_shows_deleted_rows",
             Weight.NOTE,
-            f"{', '.join(views)} run with their owner's rights and go on showing deleted rows",
-            "add `WHERE deleted_at IS NULL` to them, or set security_invoker",
+            f"{', '.join(views)} read `{root.label}` with their owner's rights and go on showing deleted rows; what "
+            "shows them is refused to agents",
+            "add `WHERE deleted_at IS NULL` to them, set security_invoker (`--fix-views`), or accept the code",
         )
     if any(r.published for r in facts.tree(root)):
         yield Note(

@@ -127,6 +127,7 @@ _DEPENDENTS = """
         AND d.classid = 'pg_rewrite'::regclass
     JOIN pg_rewrite w ON w.oid = d.objid JOIN pg_class v ON v.oid = w.ev_class AND v.oid <> c.oid
     WHERE c.oid = ANY (%(oids)s::oid[])
+        AND NOT coalesce(v.reloptions, '{}') && ARRAY['security_invoker=true', 'security_invoker=on']
     UNION
     SELECT c.oid::bigint, p.oid::regprocedure::text, 'function'
     FROM pg_class c

@@ -7,7 +7,8 @@ A statement that waits for ACCESS EXCLUSIVE makes every reader wait behind it; s
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from psycopg import sql
 
 from sqlguard.errors import GuardError
 
+#: Two guards of one database would drop each other's half-made triggers; the second half says guard.
+LOCK = (0x73716C67, 2)
 _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
@@ -78,3 +81,14 @@ class Runner:
                 pause = min(pause * 2, 2.0)
             else:
                 return
+
+
+@contextmanager
+def one_at_a_time(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Hold the advisory lock of guarding; the session's, because the steps are transactions of their own."""
+    conn.execute("SELECT pg_advisory_lock(%s, %s)", LOCK)
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)

@@ -111,6 +111,8 @@ def guarded(catalog: Catalog) -> Catalog:
             tables[oid] = replace(table, guard=Guard("soft", 1, ("deleted_at", "deleted_by_agent")))
         elif table.schema == "app" and table.name in JOURNAL:
             tables[oid] = replace(table, guard=Guard("journal"))
+        elif table.kind == "v":
+            tables[oid] = replace(table, security_invoker=True)  # as `sqlguard guard --fix-views` leaves them
     return replace(catalog, tables=tables)
 
 

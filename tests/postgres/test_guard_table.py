@@ -11,6 +11,7 @@ from psycopg import sql
 from servers import Database
 
 from sqlguard.errors import GuardError
+from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.guard_table import guard_table, guard_tables, unguard_tables, user_tables
 from sqlguard.postgres.migrate import migrate
 from sqlguard.postgres.walls_run import Runner
@@ -358,3 +359,35 @@ def test_many_tables(op: psycopg.Connection[Any]) -> None:
     assert not any(r.changed for r in again)
     assert (middle - start, time.monotonic() - middle) < (60.0, 10.0)
     assert time.monotonic() - middle < 10
+
+
+def test_views_are_mended_and_go_back(op: psycopg.Connection[Any]) -> None:
+    make(
+        op,
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE VIEW v AS SELECT id FROM t; CREATE VIEW w AS SELECT id FROM v;"
+        "CREATE VIEW mine WITH (security_invoker = true) AS SELECT id FROM t",
+    )
+    options = (
+        "SELECT relname, reloptions FROM pg_class WHERE relkind = 'v' AND relnamespace = 'app'::regnamespace"
+    )
+    before = sorted(rows(op, options))
+    (report,) = guard_tables(op, ["app.t"], "soft")
+    (note,) = (n for n in report.notes if n.code == "view_shows_deleted_rows")
+    assert "app.v" in note.message
+    assert "app.mine" not in note.message
+    assert guard_tables(op, ["app.t"], "soft", fix_views=True)[0].changed
+    assert {r[1][0] for r in rows(op, options)} == {"security_invoker=true"}
+    assert not guard_tables(op, ["app.t"], "soft", fix_views=True)[0].changed
+    assert not guard_tables(op, ["app.t"], "soft")[0].changed
+    op.execute("DROP VIEW app.w")
+    unguard_tables(op, ["app.t"])
+    assert sorted(rows(op, options)) == [r for r in before if r[0] != "w"]
+
+
+def test_views_are_accepted_for_good(op: psycopg.Connection[Any]) -> None:
+    make(op, "CREATE TABLE t (id int PRIMARY KEY); CREATE VIEW v AS SELECT id FROM t")
+    guard_table(op, "app.t", "soft", accept=["view_shows_deleted_rows"])
+    assert not guard_table(op, "app.t", "soft").changed
+    guard = next(t.guard for t in read_catalog(op).tables.values() if t.name == "t")
+    assert guard is not None
+    assert guard.views_accepted

@@ -8,6 +8,7 @@ from sqlguard.policy.rules import bookkeeping_columns as bookkeeping_columns
 from sqlguard.policy.rules import constraint_timing as constraint_timing
 from sqlguard.policy.rules import copy_target as copy_target
 from sqlguard.policy.rules import delete_mode as delete_mode
+from sqlguard.policy.rules import deleted_in_view as deleted_in_view
 from sqlguard.policy.rules import endless_recursion as endless_recursion
 from sqlguard.policy.rules import explain_write as explain_write
 from sqlguard.policy.rules import function_effects as function_effects
