@@ -70,7 +70,9 @@ _ROWS_CHANGED = sql.SQL("""SELECT change, {key}, {image},
                         (SELECT array_agg(hashtextextended({whole}, 0)) FROM sg_new {row})) AS u (key, image, after)
             WHERE {when} AND {total} BETWEEN 2 AND {few}""")
 
+# A table may have columns called like the variables; its own are always qualified here, so bare names are variables.
 _STATEMENT = sql.SQL("""
+#variable_conflict use_variable
 DECLARE  -- version {version}
     change bigint := nextval('sqlguard.change_set_id_seq');
     shape bigint := sqlguard.shape_key({oid}::regclass);
