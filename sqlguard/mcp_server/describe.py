@@ -193,9 +193,12 @@ def policy_in_words(context: Context) -> str:
     )
     lines += [_table_in_words(policy, table, rule) for table, rule in shown(context)]
     for gate in policy.gates:
-        when = gate.when.model_dump(by_alias=True, exclude_none=True)
+        when = gate.when.model_dump(by_alias=True, exclude_unset=True)
         condition = " and ".join(f"{key} is {value}" for key, value in when.items()) or "anything"
-        lines.append(f"- When {condition}: {_excess(gate.then)}.")
+        people = f" ({gate.approvals} people)" if gate.then == "approve" and gate.approvals > 1 else ""
+        lines.append(f"- When {condition}: {_excess(gate.then)}{people}.")
+    budgets = policy.budgets.model_dump(exclude_none=True)
+    lines += [f"- Budget {name.replace('_', ' ')}: {value}." for name, value in budgets.items()]
     lines += [
         "",
         "Never granted: DDL, TRUNCATE, COPY from or to files, DO, SET ROLE, functions with effects.",

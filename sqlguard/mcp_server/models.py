@@ -100,12 +100,41 @@ class Preview(Rows):
     statement: str
     executed: str = Field(description="what would really be sent, e.g. the UPDATE that a soft delete is")
     action: int | None
+    plan: int | None = Field(description="its number: for ticket and commit_plan")
+    report: dict[str, JsonValue] | None = Field(
+        None, description="before and after of some rows, shares, unguarded tables, sequences, locks"
+    )
 
 
 class WriteResult(Preview):
     """What a write did."""
 
     committed: bool
+
+
+class PlannedStatement(_Answer):
+    statement: str
+    params: list[str | None] | None
+
+
+class Ticket(_Answer):
+    """A plan and what has become of it."""
+
+    plan: int
+    state: Literal["open", "approved", "rejected", "expired", "committed"]
+    approvals_needed: int
+    approved_by: list[str]
+    rejected_because: str | None
+    reasons: list[str] = Field(description="why it needs an approval")
+    statements: list[PlannedStatement]
+    affected: list[AffectedRows]
+    affected_rows: int
+    tier: str
+    classes: list[str]
+    expires_at: datetime
+    drift_of: int | None = Field(description="the approved plan whose rows had changed")
+    committed_action: int | None
+    report: dict[str, JsonValue]
 
 
 class UndoneTable(_Answer):
@@ -136,4 +165,5 @@ class Status(_Answer):
     state: str
     expires_at: datetime
     seconds_left: int
+    budgets: dict[str, JsonValue] = Field(description="what the policy lets a task change in all")
     can_undo: bool = Field(description="false: only the operator can undo this task's work")

@@ -32,6 +32,7 @@ from sqlguard.mcp_server.models import (
     Status,
     TableDescription,
     TableList,
+    Ticket,
     UndoResult,
     WriteResult,
 )
@@ -45,7 +46,8 @@ _INSTRUCTIONS = """\
 SQL on PostgreSQL, guarded. Read the resource sqlguard://policy, or call list_tables and describe_table, before you \
 write SQL. Call preview before any write that you are not sure of: it reports every row that would change, cascades \
 included. Then call write with a reason. A refusal says what would pass: change the statement as its hint says. \
-SG001 means that a person has to approve; no tool here can. undo takes back what this task did."""
+SG001 means that a person has to approve; no tool here can: tell the user the plan's number, look at ticket, and when \
+it is approved call commit_plan. undo takes back what this task did."""
 
 Sql = Annotated[str, Field(description="One statement of PostgreSQL, with $1, $2 … for params.")]
 Params = Annotated[
@@ -69,6 +71,7 @@ Action = Annotated[
     int | None, Field(description="The number that write answered with; null: the whole task.")
 ]
 
+PlanNumber = Annotated[int, Field(description="The number that preview or an SG001 refusal gave.")]
 T = TypeVar("T")
 _request: ContextVar[ServerRequestContext[Any, Any]] = ContextVar("sqlguard_mcp_request")
 
@@ -233,6 +236,21 @@ def add_tools(server: MCPServer[None], run: Run) -> None:  # long: the table of 
                 idempotency_key=idempotency_key or None,
             )
         )
+
+    @server.tool(
+        title="Commit an approved plan",
+        annotations=ToolAnnotations(
+            read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+        ),
+    )
+    async def commit_plan(plan: PlanNumber) -> WriteResult:
+        """Carry out a plan that a person has approved; if it would change other rows by now, nothing happens."""
+        return await run(lambda db: tools.commit_plan(db, plan))
+
+    @server.tool(title="State of a plan", annotations=reads)
+    async def ticket(plan: PlanNumber) -> Ticket:
+        """Look whether a plan of this agent is approved, by whom or why not, and what it would do."""
+        return await run(lambda db: tools.ticket(db, plan))
 
     @server.tool(
         title="Undo",

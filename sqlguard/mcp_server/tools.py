@@ -1,7 +1,7 @@
 """What each tool does with a guarded connection. All of them are synchronous; `sessions` gives them a thread."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,21 +11,25 @@ from sqlguard.connection import GuardedConnection
 from sqlguard.errors import Refused
 from sqlguard.mcp_server.models import (
     AffectedRows,
+    PlannedStatement,
     Preview,
     QueryResult,
     Status,
+    Ticket,
     UndoneTable,
     UndoResult,
     WriteResult,
 )
-from sqlguard.mcp_server.values import Cut, cut
-from sqlguard.plan import Decision, Outcome
+from sqlguard.mcp_server.values import Cut, cut, safe
+from sqlguard.plan import Decision, Outcome, with_differences
 from sqlguard.statement.model import Kind
 
 _READS = frozenset({Kind.SELECT, Kind.VALUES, Kind.EXPLAIN, Kind.SHOW})
 _WRITES = frozenset({Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.MERGE, Kind.SELECT, Kind.CALL})
 #: Rows of a RETURNING that are passed on.
 RETURNED = 100
+#: Rows that a preview shows as they were and would be.
+_SAMPLES = 10
 #: Conflicts of an undo that are named.
 _NAMED = 20
 
@@ -69,6 +73,27 @@ def write(  # noqa: PLR0913 (what an agent says about a write)
     return WriteResult(committed=outcome.committed, **_done(outcome))
 
 
+def commit_plan(db: GuardedConnection, plan: int) -> WriteResult:
+    outcome = db.commit_plan(plan)
+    return WriteResult(committed=outcome.committed, **_done(outcome))
+
+
+def ticket(db: GuardedConnection, plan: int) -> Ticket:
+    found = db.ticket(plan).as_dict()
+    named = set(Ticket.model_fields)
+    rest = {name: value for name, value in found.items() if name not in named}
+    return Ticket(
+        **{name: found[name] for name in named - {"report", "statements", "affected"}},
+        statements=[
+            PlannedStatement(statement=s["statement"], params=s["params"]) for s in found["statements"]
+        ],
+        affected=[
+            AffectedRows(table=a["table"], op=a["op"], rows=a["rows"]) for a in found.get("affected", ())
+        ],
+        report=_report(rest),
+    )
+
+
 def undo(db: GuardedConnection, action: int | None, *, only_preview: bool) -> UndoResult:
     report = db.undo(action=action, preview=only_preview)
     return UndoResult(
@@ -85,7 +110,8 @@ def undo(db: GuardedConnection, action: int | None, *, only_preview: bool) -> Un
 
 
 def status(db: GuardedConnection) -> Status:
-    task = db.context.task
+    context = db.context
+    task = context.task
     assert task is not None  # noqa: S101 (a guarded connection is a task's)
     return Status(
         task=task.id,
@@ -97,8 +123,20 @@ def status(db: GuardedConnection) -> Status:
         state=task.state,
         expires_at=task.expires_at,
         seconds_left=max(0, int((task.expires_at - datetime.now(UTC)).total_seconds())),
+        budgets=context.policy.budgets.model_dump(mode="json", exclude_none=True),
         can_undo=db.can_undo,
     )
+
+
+def _report(found: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return what stands in a report besides `affected`, with as many samples as a model can take in."""
+    report = {
+        name: value for name, value in found.items() if name != "affected" and value not in ([], {}, None)
+    }
+    if len(samples := list(report.get("samples", ()))) > _SAMPLES:
+        report["samples"] = samples[:_SAMPLES]
+        report["samples_note"] = f"CUT: {_SAMPLES} of {len(samples):,} samples"
+    return {name: safe(value) for name, value in report.items()}
 
 
 def _one(db: GuardedConnection, sql: str) -> Decision | None:
@@ -151,6 +189,8 @@ def _done(outcome: Outcome) -> dict[str, Any]:
         "statement": outcome.statement,
         "executed": outcome.executed,
         "action": outcome.action,
+        "plan": outcome.plan,
+        "report": None if outcome.report is None else _report(with_differences(outcome.report)),
         "columns": list(outcome.columns),
         **_rows(cut(outcome.rows, RETURNED)),
     }

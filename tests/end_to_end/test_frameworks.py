@@ -1,7 +1,9 @@
 """The engine factory, and the examples as they stand in `examples/`, through the proxy with a scripted model."""
 
+import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ from end_to_end.wired import Agent, Wired
 import sqlguard
 from sqlguard.engine import comment
 from sqlguard.errors import NotConfigured, TaskEnded
-from sqlguard.postgres.tasks import end_task
+from sqlguard.policy import parse_policy
+from sqlguard.postgres import plans
+from sqlguard.postgres.policy_apply import apply_policy
+from sqlguard.postgres.tasks import end_task, open_task
+from sqlguard.postgres.undo import undo
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -102,3 +108,65 @@ def test_the_langchain_example(wired_world: Wired, agent: Agent) -> None:
     assert before - wired_world.value("SELECT count(*) FROM orders WHERE deleted_at IS NULL") == 4
     kinds = [(a["kind"], a["verdict"], a["reason"]) for a in actions(wired_world, agent)]
     assert ("delete", "rewrite", "clean up after customer 42") in kinds
+
+
+CAREFUL = """
+name = "careful"
+
+[defaults]
+max_share = 1.0
+
+[tables."public.*"]
+select = true
+insert = true
+update = true
+delete = "soft"
+
+[[gates]]
+when = { rows = ">3" }
+then = "approve"
+"""
+
+
+def approver(wired: Wired) -> str:
+    with wired.database.connect() as admin:
+        admin.execute("CREATE ROLE sg_dana LOGIN PASSWORD 'secret'")
+        admin.execute("GRANT sqlguard_approver TO sg_dana")
+    return wired.database.dsn_for("sg_dana", "secret")
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_the_langgraph_example(wired_world: Wired, *, approved: bool) -> None:
+    apply_policy(wired_world.owner, parse_policy(CAREFUL, "careful.toml"))
+    task = open_task(wired_world.owner, agent="graph", policy="careful", ttl=timedelta(minutes=5))
+    agent = Agent(task, "127.0.0.1", wired_world.proxy.port, wired_world.database.name, "")
+    customer = 43 if approved else 44
+    living = f"SELECT count(*) FROM orders WHERE customer_id = {customer} AND deleted_at IS NULL"
+    text = (EXAMPLES / "langgraph_approval.py").read_text().replace("id = 42", f"id = {customer}")
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, agent.dsn],
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        waiting = process.stdout.readline() + process.stdout.readline()
+        assert "soft_delete in public.orders" in waiting
+        assert wired_world.value(living) == 4
+        (plan,) = plans.list_plans(wired_world.owner, task=task.task.id)
+        if approved:
+            with wired_world.database.connect(approver(wired_world)) as dana:
+                plans.approve(dana, plan.id, plan.document["digest"])
+        said, _ = process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        # Resuming a graph is no approval.
+        assert ("1 row(s)" in said) == approved
+        assert ("SG001" in said) != approved
+        assert wired_world.value(living) == (0 if approved else 4)
+    finally:
+        process.kill()
+        process.communicate()
+        undo(wired_world.owner, task=task.task.id)
+        end_task(wired_world.owner, task.task.id, "tested")
