@@ -17,6 +17,7 @@ from sqlguard.errors import NotConfigured
 TOKEN_VARIABLE = "SQLGUARD_MCP_TOKEN"  # noqa: S105 (its name, not a token)
 
 
+# long: one flag after the other, then one call
 def mcp(
     *,
     policy: Annotated[
