@@ -79,9 +79,9 @@ QUIET = frozenset(
 )
 _DONE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY)
 _TEMPORARY = """
-SELECT c.relname, pg_catalog.array_agg(a.attname::text ORDER BY a.attnum)
+SELECT c.relname, pg_catalog.array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attname IS NOT NULL)
   FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
  WHERE c.relnamespace = pg_catalog.pg_my_temp_schema() AND c.relkind IN ('r', 'v', 'p', 'm', 'f', 'c')
  GROUP BY c.relname
 """
@@ -135,7 +135,7 @@ class Player:
             if decision is None or self.tally.add(file, decision):
                 return
         self._send(piece.text, piece.data)
-        if not kinds <= QUIET:
+        if not kinds <= QUIET or " into " in piece.text.lower():
             self._gate = None
 
     def _send(self, text: str, data: str = "") -> bool:
@@ -190,7 +190,7 @@ class Player:
 
     def _catalog(self) -> Catalog:
         found = self.conn.execute(_TEMPORARY).fetchall()
-        self._temporary = {name: tuple(columns) for name, columns in found}
+        self._temporary = {name: tuple(columns or ()) for name, columns in found}
         return read_catalog(self.conn)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+#: PostgreSQL's FirstNormalObjectId: what has a smaller oid came with the server.
+FIRST_NORMAL_OID = 16_384
 SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema", "pg_toast"})
 #: Bookkeeping columns of a table that is guarded as `soft`; agents neither see nor write them.
 DELETED_AT = "deleted_at"
@@ -166,6 +168,10 @@ class Function:
     calls: tuple[int, ...] = ()
     #: `SET name = value` of the function's own definition, as `name=value`.
     settings: tuple[str, ...] = ()
+    #: Types of every argument, in and out, and of an aggregate's state, as oids.
+    types: tuple[int, ...] = ()
+    #: The defaults of arguments that may be left out, as SQL, with commas between them.
+    default_arguments: str = ""
 
     @property
     def signature(self) -> str:
@@ -206,6 +212,8 @@ class Type:
     extension: str | None = None
     #: CHECK constraints of a domain, as SQL: they run functions too.
     checks: tuple[str, ...] = ()
+    #: Types of a composite's attributes, of a range's bounds, of a multirange's ranges.
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

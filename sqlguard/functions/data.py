@@ -15,6 +15,8 @@ from sqlguard.functions.model import FunctionClass, FunctionEffect
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
 #: The arguments of a function that is documented but was never seen on a server.
 ANY_ARGUMENTS = ("*",)
+#: The newest release in the lists.
+NEWEST = 18
 _NOT_TYPES = frozenset({"", "internal", "cstring", "trigger", "event_trigger", "void"})
 
 
@@ -31,6 +33,16 @@ class Entry:
     variadic: bool
     versions: str
     judged: FunctionClass
+
+    def is_in(self, server_version: int) -> bool:
+        """Whether a server of that version has it, as far as the list says which ones do."""
+        first, _, last = self.versions.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return True
+        # A release that is newer than the list has what the newest one in it has.
+        return int(first) * 10_000 <= server_version and (
+            server_version < (int(last or first) + 1) * 10_000 or int(last or first) >= NEWEST
+        )
 
     def takes(self, arguments: int) -> bool:
         """Whether a call with so many arguments may mean this function."""

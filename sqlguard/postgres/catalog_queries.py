@@ -47,6 +47,7 @@ SELECT r.ev_class::bigint, r.rulename, r.ev_type::text, r.is_instead, pg_get_rul
 FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE {_OURS} AND r.rulename <> '_RETURN' AND r.ev_enabled <> 'D' ORDER BY r.ev_class, r.rulename"""
 INHERITS = "SELECT inhrelid::bigint, inhparent::bigint FROM pg_inherits ORDER BY inhrelid, inhseqno"
+#: Besides ours: what somebody has put into pg_catalog, and built-in functions that our operators and aggregates use.
 FUNCTIONS = f"""
 SELECT p.oid::bigint, n.nspname, p.proname, p.proargtypes::oid[]::bigint[],
        ARRAY(SELECT format_type(t, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY AS u(t, o) ORDER BY o),
@@ -55,14 +56,22 @@ SELECT p.oid::bigint, n.nspname, p.proname, p.proargtypes::oid[]::bigint[],
        p.prokind::text, {_EXTENSION.format(catalog="pg_proc", oid="p.oid")},
        ARRAY(SELECT f FROM unnest(ARRAY[a.aggtransfn, a.aggfinalfn, a.aggcombinefn, a.aggserialfn, a.aggdeserialfn,
              a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn]::oid[]) AS f WHERE f <> 0)::bigint[],
-       coalesce(p.proconfig, '{{{{}}}}'::text[])
+       coalesce(p.proconfig, '{{{{}}}}'::text[]),
+       (coalesce(p.proallargtypes, p.proargtypes::oid[]) || coalesce(a.aggtranstype, p.prorettype))::bigint[],
+       coalesce(pg_get_expr(p.proargdefaults, 0), '')
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
 LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid
-WHERE {_OURS}""".replace("{{", "{").replace("}}", "}")
+WHERE ({_OURS}) OR (p.oid >= 16384 AND n.nspname IN ('pg_catalog', 'information_schema')) OR p.oid IN (
+    SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid >= 16384
+    UNION SELECT c.castfunc FROM pg_cast c WHERE c.oid >= 16384
+    UNION SELECT f FROM pg_aggregate g CROSS JOIN LATERAL unnest(ARRAY[g.aggtransfn, g.aggfinalfn, g.aggcombinefn,
+          g.aggserialfn, g.aggdeserialfn, g.aggmtransfn, g.aggminvtransfn, g.aggmfinalfn]::oid[]) AS f
+          WHERE g.aggfnoid >= 16384)""".replace("{{", "{").replace("}}", "}")
 OPERATORS = f"""
 SELECT o.oid::bigint, n.nspname, o.oprname, o.oprleft::bigint, o.oprright::bigint, o.oprcode::bigint,
        {_EXTENSION.format(catalog="pg_operator", oid="o.oid")}
-FROM pg_operator o JOIN pg_namespace n ON n.oid = o.oprnamespace WHERE {_OURS}"""
+FROM pg_operator o JOIN pg_namespace n ON n.oid = o.oprnamespace
+WHERE ({_OURS}) OR (o.oid >= 16384 AND n.nspname = 'pg_catalog')"""
 #: Casts that come with the server have oids below FirstNormalObjectId.
 CASTS = """
 SELECT castsource::bigint, casttarget::bigint, castfunc::bigint, castcontext::text
@@ -70,7 +79,11 @@ FROM pg_cast WHERE oid >= 16384"""
 TYPES = f"""
 SELECT t.oid::bigint, n.nspname, t.typname, t.typtype::text, t.typrelid::bigint, t.typelem::bigint,
        t.typbasetype::bigint, {_EXTENSION.format(catalog="pg_type", oid="t.oid")},
-       ARRAY(SELECT pg_get_constraintdef(co.oid) FROM pg_constraint co WHERE co.contypid = t.oid AND co.contype = 'c')
+       ARRAY(SELECT pg_get_constraintdef(co.oid) FROM pg_constraint co WHERE co.contypid = t.oid AND co.contype = 'c'),
+       ARRAY(SELECT a.atttypid::bigint FROM pg_attribute a
+             WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+             UNION SELECT r.rngsubtype::bigint FROM pg_range r WHERE r.rngtypid = t.oid
+             UNION SELECT r.rngtypid::bigint FROM pg_range r WHERE r.rngmultitypid = t.oid)
 FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE {_OURS}"""
 FOREIGN_KEYS = f"""
 SELECT co.conname, co.conrelid::bigint, {{names}}, co.confrelid::bigint, {{references}},

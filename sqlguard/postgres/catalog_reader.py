@@ -80,7 +80,7 @@ def _one(cursor: psycopg.Cursor[Row]) -> Any:
 
 
 #: Places of the arrays in a row of `queries.FUNCTIONS`.
-_LISTS = (3, 4, 15, 16)
+_LISTS = (3, 4, 15, 16, 17)
 
 
 class _Reader:
@@ -185,7 +185,7 @@ def _function(row: Row) -> Function:
 
 
 def _type(row: Row) -> Type:
-    values = [*row[:-1], tuple(row[-1])]
+    values = [*row[:-2], tuple(row[-2]), tuple(row[-1])]
     return Type(*values)
 
 

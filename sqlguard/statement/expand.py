@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlguard.catalog import Table
 from sqlguard.errors import NotUnderstood, SqlguardError
+from sqlguard.statement import casts
 from sqlguard.statement.model import Call, Relation, Session, Write
 from sqlguard.statement.names import Entry
 from sqlguard.statement.text import parse
@@ -70,6 +71,7 @@ def _expand(walk: "Walk", table: Table) -> View:
         raise NotUnderstood("its definition is no SELECT")
     inner = type(walk)(walk.catalog, _EMPTY)
     inner.node(parsed.tree)
+    casts.note(inner)
     reads = tuple(replace(r, via=r.via or table.qualified) for r in inner.relations())
     base, columns = _updatable(walk, table, select)
     return View(reads, tuple(inner.calls), base, base is not None and base.kind == "v", columns)
@@ -180,4 +182,7 @@ def _rule(walk: "Walk", table: Table, definition: str) -> tuple[Any, Any, Any, A
         inner.node(action)
     if "whereClause" in rule:
         inner.node(rule["whereClause"])
+    casts.note(inner)
+    inner.facts.pop("types", None)
+    inner.facts.pop("arrays", None)
     return inner.relations(), tuple(inner.writes), tuple(inner.calls), inner.facts

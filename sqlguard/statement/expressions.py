@@ -49,7 +49,7 @@ def operator(walk: Walk, schema: str | None, name: str, left: Any = None, right:
     found = [
         o
         for o in index.operators.get(name, ())
-        if (o.schema in path if schema is None else o.schema == schema)
+        if (o.schema in path or o.schema == "pg_catalog" if schema is None else o.schema == schema)
     ]
     builtin = schema in (None, "pg_catalog") and name in functions.data.operators()
     if builtin and not (_is_parameter(left) and _is_parameter(right)):
@@ -108,6 +108,8 @@ def _case(walk: Walk, body: Body) -> None:
 
 
 def _sublink(walk: Walk, body: Body) -> None:
+    if body.get("subLinkType") == "ARRAY_SUBLINK":
+        walk.facts["arrays"] = True
     if "testexpr" in body:
         walk.node(body["testexpr"])
         names = body.get("operName")
@@ -126,6 +128,7 @@ def _sort(walk: Walk, body: Body) -> None:
 
 
 def _array(walk: Walk, body: Body) -> None:
+    walk.facts["arrays"] = True
     walk.depth += 1
     if walk.depth > MAX_DIMENSIONS:
         raise NotUnderstood(

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from sqlguard import functions
-from sqlguard.catalog import Cast, Catalog, Function, Operator, Table, Type
+from sqlguard.catalog import FIRST_NORMAL_OID, SYSTEM_SCHEMAS, Cast, Catalog, Function, Operator, Table, Type
 from sqlguard.functions import data
 from sqlguard.functions.model import FunctionEffect
 
@@ -34,6 +34,8 @@ class Index:
     functions: frozenset[str]
     #: What views, rules and functions do, by oid; filled when first asked for.
     expansions: dict[Any, Any] = field(default_factory=dict)
+    #: Whether a domain has a CHECK.
+    checked: bool = False
 
     def type_named(self, schema: str | None, name: str) -> tuple[Type, ...]:
         """Every type outside pg_catalog that the name may mean."""
@@ -49,8 +51,13 @@ def index_of(catalog: Catalog) -> Index:
 
 
 def reviewed(function: Function | None) -> bool:
-    """Whether *function* belongs to an extension whose reviewed list calls it harmless without conditions."""
-    if function is None or function.extension is None:
+    """Whether *function* is built in or an extension's, and the reviewed list calls it harmless without conditions."""
+    if function is None:
+        return False
+    if function.schema in SYSTEM_SCHEMAS and function.oid < FIRST_NORMAL_OID:
+        built_in = functions.classify(function.name, function.arg_type_names, schema=function.schema)
+        return built_in.effect is FunctionEffect.HARMLESS and built_in.bounded_argument is None
+    if function.extension is None:
         return False
     judged = functions.classify_extension(function.extension, function.name, function.arg_type_names)
     return judged.effect is FunctionEffect.HARMLESS and judged.bounded_argument is None
@@ -75,6 +82,7 @@ def _make(catalog: Catalog) -> Index:
         ),
         types={name: tuple(some) for name, some in types.items()},
         functions=frozenset(f.name for f in catalog.functions.values()),
+        checked=any(t.checks for t in catalog.types.values()),
     )
 
 

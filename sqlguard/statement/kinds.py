@@ -50,6 +50,7 @@ def _found(kind: Kind, walk: Walk, tree: Body) -> Statement:
     casts.note(walk)
     facts = walk.facts
     facts.pop("types", None)
+    facts.pop("arrays", None)
     walk.writes += _called(walk)
     return Statement(
         kind,
@@ -158,12 +159,12 @@ def _transaction(_: str, body: Body, _catalog: Catalog, _session: Session) -> St
 
 
 def _prepare(_: str, body: Body, catalog: Catalog, session: Session) -> Statement:
-    inner = _inner(body["query"], catalog, session)
-    made = _around(Kind.PREPARE, inner, body["name"])
     walk = Walk(catalog, session)
     for kind in body.get("argtypes", ()):
         walk.node(kind)
     casts.note(walk)
+    declared = session.after(parameters=(*session.parameters, *casts.named(walk)))
+    made = _around(Kind.PREPARE, _inner(body["query"], catalog, declared), body["name"])
     # Preparing runs nothing; executing does.
     return replace(made, writes=(), locks_rows=False, calls=(*made.calls, *walk.calls))
 

@@ -146,6 +146,8 @@ class Session:
     #: SQL-level and protocol-level prepared statements, cursors: name -> what it would do.
     prepared: Mapping[str, Statement] = field(default_factory=dict)
     cursors: Mapping[str, Statement] = field(default_factory=dict)
+    #: Users' types, as oids, that the text's parameters were declared with.
+    parameters: tuple[int, ...] = ()
 
     def after(self, **changes: Any) -> "Session":
         return replace(self, **changes)

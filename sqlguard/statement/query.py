@@ -139,6 +139,10 @@ def _sample(walk: Walk, body: Body) -> None:
 
 def with_queries(walk: Walk, body: Body) -> None:
     recursive = body.get("recursive", False)
+    if recursive:
+        # Each may name the ones behind it.
+        for item in body["ctes"]:
+            walk.level.ctes[item["CommonTableExpr"]["ctename"]] = Cte(None, None)
     for item in body["ctes"]:
         cte = item["CommonTableExpr"]
         name, query = cte["ctename"], cte["ctequery"]

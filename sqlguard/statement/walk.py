@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from postgast import pg_query_pb2
 
 from sqlguard import functions
-from sqlguard.catalog import Catalog, Operator
+from sqlguard.catalog import FIRST_NORMAL_OID, Catalog, Function, Operator
 from sqlguard.errors import NotUnderstood
 from sqlguard.functions import NOT_CONSTANT
 from sqlguard.statement import grammar
@@ -249,6 +249,10 @@ def _note(  # noqa: PLR0913  the parts of one call
     candidates: tuple[int, ...] = ()
     if name in index.functions:
         candidates = tuple(_candidates(walk, schema, name, number))
+    if name.startswith("array_"):
+        walk.facts["arrays"] = True
+    if number == 1 and not candidates and what == "function" and _is_type(walk, schema, name):
+        return
     builtin = schema in (None, "pg_catalog", "information_schema") and functions.known(
         name, schema=schema or "pg_catalog"
     )
@@ -260,29 +264,51 @@ def _note(  # noqa: PLR0913  the parts of one call
     walk.call(Call(schema, name, number, what, candidates, builtin, values))
 
 
+def _is_type(walk: Walk, schema: str | None, name: str) -> bool:
+    """`name(x)` is a cast to the type `name` where there is no such function; note a user's type."""
+    if schema in (None, "pg_catalog") and not functions.known(name) and name in functions.data.types():
+        return True
+    if schema in functions.data.SYSTEM_SCHEMAS or not walk.index.type_named(schema, name):
+        return False
+    walk.facts.setdefault("types", set()).add((schema, name))
+    return schema is not None or not functions.known(name)
+
+
 def _bounded(name: str, number: int) -> bool:
     return functions.classify(name, None, arguments=number).bounded_argument is not None
 
 
 def _candidates(walk: Walk, schema: str | None, name: str, number: int) -> list[int]:
-    """Functions outside pg_catalog that a call may mean: all that take so many arguments."""
+    """Functions that did not come with the server and that a call may mean: all that take so many arguments."""
     path = walk.session.search_path
-    found = []
+    found: dict[tuple[str | None, tuple[str, ...]], Function] = {}
     for function in walk.catalog.functions_named(schema, name):
-        if schema is None and function.schema not in path:
+        added = function.schema == "pg_catalog"
+        if added and function.oid < FIRST_NORMAL_OID:
+            continue
+        if schema is None and function.schema not in path and not added:
             continue
         most = len(function.arg_types)
         if not function.variadic and not most - function.defaults <= number <= most:
             continue
-        if schema is None and "pg_catalog" not in path and _hidden(function.name, function.arg_type_names):
+        if schema is None and "pg_catalog" not in path and not added and _hidden(walk.catalog, function):
             continue
-        found.append(function.oid)
-    return found
+        # Of two with the same arguments the one is meant whose schema comes first; one in pg_catalog stays besides.
+        key = (function.schema if added else None, function.arg_type_names)
+        known = found.get(key)
+        if known is None or (schema is None and not added and _earlier(path, function, known)):
+            found[key] = function
+    return [function.oid for function in found.values()]
 
 
-def _hidden(name: str, types: tuple[str, ...]) -> bool:
-    """Whether pg_catalog, which is searched first, has a function of that very signature."""
-    return any(entry.args == types for entry in functions.data.builtins().get(("pg_catalog", name), ()))
+def _earlier(path: tuple[str, ...], one: Function, other: Function) -> bool:
+    return path.index(one.schema) < path.index(other.schema)
+
+
+def _hidden(catalog: Catalog, function: Function) -> bool:
+    """Whether pg_catalog, which is searched first, has a function of that very signature on this server."""
+    entries = functions.data.builtins().get(("pg_catalog", function.name), ())
+    return any(e.args == function.arg_type_names and e.is_in(catalog.server_version) for e in entries)
 
 
 def constant(node: Any) -> object:

@@ -11,7 +11,7 @@ from sqlguard.statement.walk import SETTER
 
 
 @rule("function-effects", QUERIES)
-def function_effects(statement: Statement, _session: Session, context: Context) -> Iterator[Finding]:
+def function_effects(statement: Statement, session: Session, context: Context) -> Iterator[Finding]:
     """
     Refuses calls of functions that are not known to be harmless, however they are spelled.
 
@@ -41,7 +41,7 @@ def function_effects(statement: Statement, _session: Session, context: Context) 
     for call in statement.calls:
         if call.builtin and (call.name == SETTER or (call.name == "nextval" and inserts)):
             continue
-        found = calls.objection(call, context)
+        found = calls.objection(call, context, session.search_path)
         if found is None or (found.message, found.hint) in seen:
             continue
         seen.add((found.message, found.hint))
