@@ -37,6 +37,10 @@ update = true
 insert = false
 update = false
 """
+COUNTING = """
+CREATE FUNCTION counting() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+    'BEGIN UPDATE counters SET n = n + 1; RETURN NULL; END'
+"""
 ROWS = 12
 TABLES = ("a", "b", "c", "d")
 
@@ -71,8 +75,7 @@ def schemas(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
     if draw(st.booleans()):
         event = draw(st.sampled_from(["INSERT", "UPDATE OF v"]))
         texts += [
-            "CREATE FUNCTION counting() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS"
-            " 'BEGIN UPDATE counters SET n = n + 1; RETURN NULL; END'",
+            COUNTING,
             f"CREATE TRIGGER counting AFTER {event} ON b FOR EACH ROW EXECUTE FUNCTION counting()",
         ]
         modes["b"] = "journal"
