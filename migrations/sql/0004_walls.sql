@@ -508,8 +508,13 @@ CREATE FUNCTION sqlguard.act_on_reference(
                      FROM unnest(set_columns) n),
                     parents, refers);
             END IF;
-            -- A default may be the deleted key itself. Deferrable keys have a constraint trigger for their check.
-            IF action IN ('r', 'd') OR (action = 'a' AND NOT can_defer) THEN
+            -- A default may be the deleted key itself. Deferrable keys have a constraint trigger for their check, but
+            -- for those that have come since the table was guarded: they are checked now.
+            IF action IN ('r', 'd') OR (action = 'a' AND NOT (can_defer AND EXISTS (
+                SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+                WHERE t.tgrelid = parent AND f.proname = 'check_children'
+                    AND f.pronamespace = 'sqlguard'::regnamespace
+                    AND t.tgargs = convert_to(act_on_reference.name, getdatabaseencoding()) || '\x00'::bytea))) THEN
                 PERFORM sqlguard.refuse_violation(name, child, parent, ref_columns,
                     sqlguard.still_refers(child, parents, refers, ref_columns));
             END IF;

@@ -432,3 +432,28 @@ def test_a_trigger_that_came_after_the_guard_is_found(walls: World, agent: Agent
     walls.guard("app.customer", mode="soft")
     agent.conn.execute(text.encode())
     assert rows(walls.op, "SELECT note FROM app.customer WHERE id = 1") == [("n",)]
+
+
+def test_keys_that_came_after_the_guard_hold(walls: World, agent: Agent) -> None:
+    """What is looked up when rows are deleted is right at once; the checks of new children come with the next guard."""
+    walls.op.execute(
+        "CREATE TABLE app.visit (id int PRIMARY KEY, customer_id int REFERENCES app.customer ON DELETE RESTRICT);"
+        "CREATE TABLE app.stay (id int PRIMARY KEY, customer_id int"
+        " REFERENCES app.customer DEFERRABLE INITIALLY DEFERRED);"
+        "CREATE TABLE app.trip (id int PRIMARY KEY, customer_id int REFERENCES app.customer ON DELETE CASCADE);"
+        "INSERT INTO app.visit VALUES (1, 1); INSERT INTO app.stay VALUES (1, 2); INSERT INTO app.trip VALUES (1, 3)"
+    )
+    for customer, state in ((1, "23503"), (2, "23503"), (3, "SG002"), (4, None)):
+        text = f"UPDATE app.customer SET {MARK} WHERE id = {customer}"
+        if state is None:
+            agent.conn.execute(text.encode())
+        else:
+            assert refused(agent, text) == state
+    walls.guard("app.customer", mode="soft")
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        walls.op.execute("INSERT INTO app.visit VALUES (2, 4)")
+    agent.conn.execute(f"UPDATE app.customer SET {MARK} WHERE id = 3".encode())
+    assert rows(walls.op, "SELECT deleted_by_agent FROM app.trip") == [("bot",)]
+    agent.conn.execute("BEGIN")
+    agent.conn.execute(f"UPDATE app.customer SET {MARK} WHERE id = 2".encode())
+    assert refused(agent, "COMMIT") == "23503"
