@@ -67,13 +67,17 @@ class Gate:
     hits: int = 0
     misses: int = 0
 
-    def decide(self, text: str, session: Session) -> tuple[Decision, ...]:
+    def decide(self, text: str, session: Session, types: Sequence[int] = ()) -> tuple[Decision, ...]:
         """
         Return one Decision per statement of *text*, in order; never raises one of our own errors.
 
-        What can't be understood is one refused Decision for the whole text.
+        What can't be understood is one refused Decision for the whole text. *types* are those that the client says
+        its parameters have, as oids: an operator on a user's type needs no more than that to be meant.
         """
-        key = (text, session.search_path, tuple(session.temporary))
+        if types:
+            known = self.context.catalog.types
+            session = session.after(parameters=tuple(sorted({t for t in types if t in known})))
+        key = (text, session.search_path, tuple(session.temporary), session.parameters)
         cached = self._cache.get(key)
         if cached is not None:
             self._cache.move_to_end(key)

@@ -162,7 +162,7 @@ class Extended(Steps):
         parse = Parse.decode(raw[_HEADER_BYTES:])
         if self._is_cut(_PARSE, parse.statement):
             return True
-        decisions = session.decide(parse.text)
+        decisions = session.decide(parse.text, parse.parameter_types)
         refused = gates.first_refused(decisions)
         if refused is not None:
             self._refuse(_PARSE, session.refused(refused))
@@ -227,7 +227,7 @@ class Extended(Steps):
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
             return True
-        if prepared.gate is not session.gate and (stale := self._stale(prepared.decision)) is not None:
+        if prepared.gate is not session.gate and (stale := self._stale(prepared)) is not None:
             self._refuse(_BIND, stale)
             return True
         if prepared.needs_read_write and not self._writable:
@@ -259,17 +259,17 @@ class Extended(Steps):
     def _text(self, name: bytes) -> str:
         return name.decode(self._session.encoding, "replace")
 
-    def _stale(self, decision: Decision) -> bytes | None:
+    def _stale(self, prepared: Prepared) -> bytes | None:
         """
         Judge again what was prepared before the catalog changed; return the error if it can't run as prepared.
 
         A statement that would now be another text has to be prepared again, as PostgreSQL says it of a changed
         result type, and drivers know what to do.
         """
-        session = self._session
+        session, decision = self._session, prepared.decision
         if decision.kind is Kind.EMPTY:
             return None
-        now = session.gate.decide(decision.statement.text, session.memory.state)
+        now = session.gate.decide(decision.statement.text, session.memory.state, prepared.types)
         refused = gates.first_refused(now)
         if refused is not None:
             return session.refused(refused)

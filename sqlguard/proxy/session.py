@@ -311,10 +311,10 @@ class AgentSession:
         await self.barrier()
         return expect
 
-    def decide(self, text: bytes) -> tuple[Decision, ...]:
+    def decide(self, text: bytes, types: tuple[int, ...] = ()) -> tuple[Decision, ...]:
         """Return a decision per statement; text that can't be decoded is one refusal."""
         try:
-            decisions = self.gate.decide(text.decode(self.encoding), self.memory.state)
+            decisions = self.gate.decide(text.decode(self.encoding), self.memory.state, types)
         except UnicodeDecodeError:
             said = NotUnderstood("the text is not in the session's client_encoding")
             return (gates.refusal(repr(text[:200]), said),)

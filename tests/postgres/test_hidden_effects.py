@@ -277,6 +277,19 @@ def test_a_body_is_read_with_the_path_of_the_session(world: World) -> None:
     assert not world.allows("SELECT app.asks()", ("other", "app"))
 
 
+def test_the_types_that_a_client_says_its_parameters_have_count(world: World) -> None:
+    (coin,) = (t.oid for t in world.context.catalog.types.values() if t.name == "coin")
+    gate, session = Gate(world.context), Session(search_path=("app",))
+    for types, effect in (
+        ((), Effect.ALLOW),
+        ((23,), Effect.ALLOW),
+        ((coin,), Effect.REFUSE),
+        ((), Effect.ALLOW),
+    ):
+        (decision,) = gate.decide("SELECT $1 + 1", session, types)
+        assert decision.verdict.effect is effect, types
+
+
 def test_a_function_put_into_pg_catalog_is_one_of_theirs(database: Database) -> None:
     world = _world(database)
     body = "LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN 1; END'"
