@@ -63,6 +63,8 @@ def test_announced_equals_done(corpus: Corpus, entry: dict[str, Any]) -> None:
             except ApprovalRequired:
                 assert seen.plan is not None
                 approve(corpus, seen.plan)
+                if seen.tag is None:
+                    return  # a read, which is not run before it is approved
                 done = db.commit_plan(seen.plan)
             assert {(a.table, a.op, a.rows) for a in seen.affected} == {
                 (a.table, a.op, a.rows) for a in done.affected
@@ -77,4 +79,7 @@ def test_announced_equals_done(corpus: Corpus, entry: dict[str, Any]) -> None:
         end_task(corpus.owner, task, "case done")
         lost = {k for k, v in corpus.state().items() if v != before[k]} - {"roles", "sequences"}
         if lost and report.conflicts:
+            # Rows of the schema that refer to one that was deleted before: no undo makes such rows.
+            corpus.owner.execute("SET session_replication_role = replica")
             corpus.repair(before, lost & set(corpus.relations))
+            corpus.owner.execute("RESET session_replication_role")
