@@ -100,14 +100,8 @@ def guard(
         names = user_tables(conn) if all_tables else list(tables or ())
         if not names:
             raise typer.BadParameter("name tables, or say --all")
-        reports, refused = _guard_each(
-            conn,
-            names,
-            mode=None if mode == "auto" else mode,
-            unique=unique,
-            accept=accept or (),
-            fix_views=fix_views,
-        )
+        options = {"unique": unique, "accept": accept or (), "fix_views": fix_views}
+        reports, refused = _guard_each(conn, names, mode=None if mode == "auto" else mode, **options)
         # What policies grant depends on how a table is guarded.
         refresh_policies(conn)
     _show(reports, refused, as_json=as_json)
