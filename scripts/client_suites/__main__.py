@@ -22,6 +22,7 @@ from scripts.client_suites.fetch import Missing
 from scripts.client_suites.suites import (
     REASONS,
     Asyncpg,
+    AsyncpgPart,
     Isolation,
     NodePostgres,
     PgRegress,
@@ -62,7 +63,7 @@ def main() -> int:
     bindir = require_bindir(options.pg)
     version = _version(bindir)
     for suite in _suites(folder, version):
-        wanted = suite.quick if options.quick else not options.only or suite.name in options.only
+        wanted = suite.quick if options.quick else _is_asked(suite, options.only)
         if not wanted:
             continue
         try:
@@ -88,6 +89,11 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _is_asked(suite: Suite, only: list[str]) -> bool:
+    # A part of a suite is for CI; otherwise all of it runs.
+    return suite.name in only if only else not suite.quick
+
+
 def _suites(folder: Path, version: str) -> list[Suite]:
     return [
         PgRegress(folder, version),
@@ -95,6 +101,7 @@ def _suites(folder: Path, version: str) -> list[Suite]:
         Pipeline(folder, version),
         Psycopg(folder),
         Asyncpg(folder),
+        AsyncpgPart(folder),
         NodePostgres(folder),
         SqlalchemyPsycopg(folder),
         SqlalchemyAsyncpg(folder),

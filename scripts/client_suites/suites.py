@@ -128,7 +128,8 @@ def _junit(report: Path) -> Results:
 
 
 class Asyncpg(Pytest):
-    name, version, quick = "asyncpg", fetch.ASYNCPG, True
+    name, version = "asyncpg", fetch.ASYNCPG
+    files: tuple[str, ...] = ("tests",)
 
     def prepare(self) -> None:
         self.source = fetch.sdist("asyncpg", self.version, self.folder)
@@ -140,7 +141,7 @@ class Asyncpg(Pytest):
 
     def words(self, place: Place) -> tuple[list[str], Path]:  # noqa: ARG002 (the variables say where)
         # Its tests of connection attributes ask where the environment's variables lead; the rest of it is here.
-        words = [str(self.python), "-m", "pytest", "-q", "tests", "-p", "no:cacheprovider"]
+        words = [str(self.python), "-m", "pytest", "-q", *self.files, "-p", "no:cacheprovider"]
         words += [
             "--deselect",
             "tests/test__sourcecode.py",
@@ -148,6 +149,16 @@ class Asyncpg(Pytest):
             "not TestConnectionAttributes and not flake8",
         ]
         return words, self.folder / "asyncpg-run"
+
+
+class AsyncpgPart(Asyncpg):
+    """What CI runs: pipelines, cursors, COPY both ways, notifications, cancelled and broken transactions."""
+
+    name, quick = "asyncpg, a part", True
+    files = tuple(
+        f"tests/test_{name}.py"
+        for name in ("prepare", "cursor", "copy", "listeners", "transaction", "timeout", "codecs")
+    )
 
 
 class Sqlalchemy(Pytest):
