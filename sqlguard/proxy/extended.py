@@ -8,7 +8,7 @@ answered as if it did not exist.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood
@@ -51,6 +51,7 @@ class Extended(Steps):
         self._failed = False
         #: Actions of it that its Sync will commit.
         self._actions: list[int] = []
+        self.repeated: dict[int, dict[str, Any]] = {}  # of actions that were answered from their keys
         #: The unnamed statement and portal as long as only plain reads were made so: whichever it is, it may run.
         self._plain_statement: Prepared | None = None
         self._plain: Portal | None = None
@@ -366,7 +367,7 @@ class Extended(Steps):
         """A Sync is answered: outside a block it has ended the transaction of what came before it."""
         session = self._session
         failed, self._failed = self._failed or expect.failed is not None, False
-        session.open_actions += [(action, {}) for action in actions]
+        session.open_actions += [(action, self.repeated.pop(action, {})) for action in actions]
         if not session.in_block:
             session.settle("failed" if failed else "committed", {})
             session.memory.end(committed=not failed)

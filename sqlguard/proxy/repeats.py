@@ -76,6 +76,7 @@ async def inside(
         return asked
     answer = kept.from_store(asked.captured[0], session.encoding)
     if answer is not None:
+        _note(session, action, answer)
         return await _repeat(session, answer, hold=hold)
     planner, is_staged = session.plans, session.plans.is_staging
     is_weighed = is_staged or planner.is_weighed(decision, planner.ruling(decision), in_block=True)
@@ -134,6 +135,17 @@ async def _stopped(session: "AgentSession", decision: Decision, action: int) -> 
     return Expect(Reply.QUERY, failed=b"")
 
 
+def _note(session: "AgentSession", action: int, answer: Answer) -> None:
+    """Have the journal say that *action* changed nothing itself: it was answered from its key."""
+    known = {"repeats": answer.action}
+    for number, detail in session.open_actions:
+        if number == action:
+            detail.update(known)
+            return
+    if session.extended.is_open:
+        session.extended.repeated[action] = known
+
+
 async def _repeat(session: "AgentSession", answer: Answer, *, hold: bool) -> Expect:
     expect = Expect(Reply.QUERY, keep_ready=True)
     if answer.tag is None:
@@ -161,6 +173,7 @@ async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> Non
         return
     answer = kept.from_store(asked.captured[0], session.encoding)
     if answer is not None:
+        _note(session, portal.action or 0, answer)
         await _repeat_extended(session, portal, answer)
         return
     planner, is_staged = session.plans, session.plans.is_staging

@@ -4,7 +4,7 @@ The slow half of the extended protocol: writes on their way in, dry runs, and wh
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlguard import gate as gates
 from sqlguard.errors import ApprovalRequired, Refused, SqlguardError
@@ -46,6 +46,7 @@ class Steps(ABC):
     _is_watched: bool
     _failed: bool
     _actions: list[int]
+    repeated: dict[int, dict[str, Any]]
     is_open: bool
     ways: dict[int, Callable[[bytes], bool]]
 
@@ -254,7 +255,7 @@ class Steps(ABC):
         if expect.failed is None:
             self._note_status(decision, expect)
         if was_in_block and not session.in_block:
-            session.open_actions += [(action, {}) for action in self._actions]
+            session.open_actions += [(action, self.repeated.pop(action, {})) for action in self._actions]
             self._actions.clear()
             self._portals.clear()
             self._over()

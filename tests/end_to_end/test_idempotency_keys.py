@@ -163,3 +163,21 @@ def test_what_one_door_did_the_other_answers(agent: Agent) -> None:
         assert door.execute(text.format(8)).rows == tuple(here)
         there = door.execute(text.format(9)).rows
         assert conn.execute(text.format(9), binary=True).fetchall() == list(there)
+
+
+@pytest.mark.parametrize("way", ["simple", "extended", "block", "extended block"])
+def test_the_journal_tells_a_repeat_from_the_write(wired_world: Wired, way: str) -> None:
+    key = f"told {way}"
+    text, values = f"UPDATE plain SET n = 1 WHERE id = 77 /*idempotency_key='{key}'*/", None
+    if "extended" in way:
+        text, values = text.replace("= 77", "= %s"), [77]
+    with wired_world.visiting() as agent:
+        for _ in range(2):
+            with agent.connect(autocommit="block" not in way) as conn:
+                conn.execute(text.encode(), values)
+        first, second = wired_world.actions(agent)
+        details = wired_world.owner.execute(
+            "SELECT action_id, detail -> 'repeats' FROM sqlguard.event WHERE task_id = %s AND kind = 'committed'",
+            [agent.task.task.id],
+        ).fetchall()
+    assert dict(details) == {first["id"]: None, second["id"]: first["id"]}
