@@ -61,7 +61,9 @@ def serve(settings: Settings) -> None:
     with _unix_socket(settings) as listener:
         if settings.workers > 1:
             # Before anything has a thread or a connection: a fork takes neither along.
-            workers.run(settings.workers, lambda number: _work(settings, number, listener), settings.dsn)
+            workers.run(
+                settings.workers, lambda number: _work(settings, number, listener), Janitor(settings.dsn)
+            )
         else:
             with Janitor(settings.dsn):
                 _work(settings, 0, listener)

@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import structlog
-
-from sqlguard.janitor import Janitor
 
 log = structlog.get_logger()
 #: A worker that dies at once, again and again, is not started more often than this many seconds apart.
@@ -25,9 +24,17 @@ _FAILED = 1
 Work = Callable[[int], None]
 
 
-def run(count: int, work: Work, dsn: str) -> None:
+class Sweeper(Protocol):
+    """What `Janitor` is for the parent: a thread."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def run(count: int, work: Work, janitor: Sweeper) -> None:
     """Run *work* in so many processes until SIGINT or SIGTERM. Must be called without threads."""
-    Parent(count, work).run(dsn)
+    Parent(count, work).run(janitor)
 
 
 class Parent:
@@ -38,14 +45,13 @@ class Parent:
         self._is_stopping = False
         self._alive, self._mine = os.pipe()
 
-    def run(self, dsn: str) -> None:
+    def run(self, janitor: Sweeper) -> None:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._pass_on)
         for number in range(self._count):
             self._start(number)
         # A thread, so after the forks; workers that are started again come from here all the same, and
         # touch nothing of the janitor's.
-        janitor = Janitor(dsn)
         janitor.start()
         try:
             while self._pids:
