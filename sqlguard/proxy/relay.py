@@ -115,12 +115,12 @@ def _started(packet: bytes) -> StartupMessage:
 
 
 def _whole(held: bytes) -> int | None:
-    """Return the length of the first packet, None if it is not whole yet. Raises ProtocolViolation."""
+    """Return the length of the first packet, None if it is not whole yet. Raises Closed, as PostgreSQL says nothing."""
     if len(held) < _LENGTH_BYTES:
         return None
     length = int.from_bytes(held[:_LENGTH_BYTES], "big")
     if not 2 * _LENGTH_BYTES <= length <= STARTUP_LIMIT + _LENGTH_BYTES:
-        raise ProtocolViolation("invalid length of startup packet")
+        raise Closed
     return length if len(held) >= length else None
 
 

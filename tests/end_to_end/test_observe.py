@@ -1,6 +1,7 @@
 """`serve --observe`: everything passes as it came, and what the guard would have done is counted."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -187,6 +188,13 @@ def test_other_databases_pass_unjudged(watched: Watched) -> None:
     ) as conn:
         assert conn.execute("SELECT current_database()").fetchone() == ("postgres",)
     assert not any("current_database" in o.sample for o in watched.seen())
+
+
+def test_a_client_that_leaves_before_it_says_who_it_is_is_told_nothing(watched: Watched) -> None:
+    """As by PostgreSQL: node-postgres sends its Terminate at once when it is ended at once."""
+    with socket.create_connection(("127.0.0.1", int(watched.keywords["port"])), timeout=10) as client:
+        client.sendall(b"X\0\0\0\4")
+        assert client.recv(100) == b""
 
 
 def test_only_listed_roles_are_observed(world: Wired) -> None:
