@@ -284,12 +284,8 @@ def check(battle: Battlefield) -> dict[str, int]:
         assert owner.execute("SELECT count(*) FROM ledger").fetchone() == (0,)
         assert owner.execute("SELECT DISTINCT n FROM counter").fetchall() == [(0,)]
     unheard = len((ledger.keys() | counted) - answered.keys())
-    return {
-        "answered": len(answered),
-        "committed": len(ledger) + len(counted),
-        "unheard": unheard,
-        **outcomes,
-    }
+    ends = {f"actions {kind}": count for kind, count in outcomes.items()}
+    return {"answered": len(answered), "there": len(ledger) + len(counted), "unheard": unheard, **ends}
 
 
 #: Where kills struck: what became of the intents.
