@@ -172,6 +172,9 @@ class Function:
     types: tuple[int, ...] = ()
     #: The defaults of arguments that may be left out, as SQL, with commas between them.
     default_arguments: str = ""
+    #: Names of every argument, and how each is passed: i in, o out, b both, v variadic, t a column of the result.
+    arg_names: tuple[str, ...] = ()
+    arg_modes: tuple[str, ...] = ()
 
     @property
     def signature(self) -> str:

@@ -58,14 +58,27 @@ _EXPRESSION = 2
 
 def texts(function: Function, session: Session, catalog: Catalog) -> Iterator[str]:
     """Yield every SQL text of a plpgsql body as statements. Raises ValueError for what is not known."""
-    arguments = ", ".join(function.arg_type_names)
-    returns = "SETOF record" if function.returns_set else "record"
+    arguments = ", ".join(_arguments(function))
+    out = sum(mode in ("o", "t", "b") for mode in function.arg_modes)
+    returns = "text" if out == 1 else "record"
+    if function.returns_set:
+        returns = f"SETOF {returns}"
     quote = "$sqlguard_body$"
     if quote in function.source:
         raise ValueError(function.oid)
     text = f"CREATE FUNCTION f({arguments}) RETURNS {returns} LANGUAGE plpgsql AS {quote}{function.source}{quote}"
     body = _Body(function.source, session, catalog)
     yield from body.texts(postgast.parse_plpgsql(text))
+
+
+def _arguments(function: Function) -> Iterator[str]:
+    """Yield the arguments as libpg_query has to know them: by name. Their types are nothing to it."""
+    names = function.arg_names or ("",) * len(function.arg_types)
+    modes = function.arg_modes or ("i",) * len(names)
+    for name, mode in zip(names, modes, strict=True):
+        word = {"o": "OUT ", "t": "OUT ", "b": "INOUT "}.get(mode, "")
+        quoted = '"' + name.replace('"', '""') + '" ' if name else ""
+        yield f"{word}{quoted}text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ SELECT p.oid::bigint, n.nspname, p.proname, p.proargtypes::oid[]::bigint[],
              a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn]::oid[]) AS f WHERE f <> 0)::bigint[],
        coalesce(p.proconfig, '{{{{}}}}'::text[]),
        (coalesce(p.proallargtypes, p.proargtypes::oid[]) || coalesce(a.aggtranstype, p.prorettype))::bigint[],
-       coalesce(pg_get_expr(p.proargdefaults, 0), '')
+       coalesce(pg_get_expr(p.proargdefaults, 0), ''), coalesce(p.proargnames, '{{{{}}}}'::text[]),
+       coalesce(p.proargmodes::text[], '{{{{}}}}'::text[])
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
 LEFT JOIN pg_aggregate a ON a.aggfnoid = p.oid
 WHERE ({_OURS}) OR (p.oid >= 16384 AND n.nspname IN ('pg_catalog', 'information_schema')) OR p.oid IN (

@@ -80,7 +80,7 @@ def _one(cursor: psycopg.Cursor[Row]) -> Any:
 
 
 #: Places of the arrays in a row of `queries.FUNCTIONS`.
-_LISTS = (3, 4, 15, 16, 17)
+_LISTS = (3, 4, 15, 16, 17, 19, 20)
 
 
 class _Reader:

@@ -52,6 +52,13 @@ CREATE FUNCTION gives_rows() RETURNS TABLE (x risky) LANGUAGE plpgsql STABLE AS 
 CREATE FUNCTION helper() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 CREATE FUNCTION other.helper() RETURNS int LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN 1; END';
 CREATE FUNCTION asks() RETURNS int LANGUAGE plpgsql STABLE AS 'BEGIN RETURN helper(); END';
+CREATE TYPE mood AS ENUM ('good', 'bad');
+CREATE FUNCTION counted(upto int, how mood, OUT odd int, OUT even int) RETURNS SETOF record LANGUAGE plpgsql STABLE AS
+    'BEGIN upto := upto + 1; FOR odd IN 1..upto LOOP even := odd * 2; RETURN NEXT; END LOOP; END';
+CREATE FUNCTION as_table(m mood) RETURNS TABLE (id int, "of Mood" mood) LANGUAGE plpgsql STABLE AS
+    'DECLARE n mood := m; BEGIN id := 1; "of Mood" := n; RETURN NEXT; RETURN QUERY SELECT v.id, m FROM app.victims v; END';
+CREATE FUNCTION one_out(a int, OUT b int) LANGUAGE plpgsql IMMUTABLE AS 'BEGIN b := a; END';
+CREATE FUNCTION hidden_in_out(a int, OUT b int) LANGUAGE plpgsql STABLE AS 'BEGIN b := a + app.purge(); END';
 CREATE FUNCTION same(regclass, regclass) RETURNS regclass LANGUAGE sql IMMUTABLE AS 'SELECT $2';
 CREATE AGGREGATE counting(regclass) (SFUNC = same, STYPE = regclass, FINALFUNC = pg_catalog.nextval);
 CREATE OPERATOR @#@ (RIGHTARG = regclass, FUNCTION = pg_catalog.nextval);
@@ -138,6 +145,7 @@ READS: dict[str, str] = {
     "argument of a domain": "SELECT takes(1)",
     "result of a domain": "SELECT gives(1)",
     "rows of a domain": "SELECT * FROM gives_rows()",
+    "body with arguments that are results": "SELECT hidden_in_out(1)",
     "aggregate over a built-in": "SELECT counting('app.numbers')",
     "operator over a built-in": "SELECT @#@ 'app.numbers'::regclass",
     "operator of a prepared parameter": "PREPARE p (coin) AS SELECT $1 + 1; EXECUTE p (ROW(1))",
@@ -196,6 +204,9 @@ HARMLESS = (
     "SELECT x + 1 FROM holder WHERE x > 0",
     "SELECT int4range(1, 2), text('a'), \"char\"('b'), date('2024-01-01'), tsquery('a & b')",
     "SELECT helper()",
+    "SELECT * FROM counted(2, 'good')",
+    "SELECT * FROM as_table('bad')",
+    "SELECT one_out(1)",
     "WITH RECURSIVE a AS (SELECT * FROM b), b AS (SELECT 1) SELECT * FROM a",
 )
 
