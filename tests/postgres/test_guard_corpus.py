@@ -197,9 +197,9 @@ def test_every_case_gets_its_verdict(cases: dict[str, Any], context: Context) ->
 def test_generated_texts_are_answered_at_once(cases: dict[str, Any], context: Context) -> None:
     for entry in cases["generated"]:
         text = eval(entry["python"], {"__builtins__": {}})  # noqa: S307  an expression of literals from the cases
-        started = time.perf_counter()
+        started = time.process_time()
         effect, _ = outcome(text, context)
-        assert time.perf_counter() - started < 0.1, entry["id"]
+        assert time.process_time() - started < 0.1, entry["id"]
         assert effect in WANTED[entry["expected"]], entry["id"]
 
 
