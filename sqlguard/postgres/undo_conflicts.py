@@ -119,7 +119,9 @@ def find_disturbed(run: Statements, work: Work) -> None:
             JOIN sqlguard.change_set c ON c.id = x.change_set_id AND c.relid = {relid}
             JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id
             CROSS JOIN LATERAL (VALUES (r.key), (r.new_key)) k (key)
-            WHERE k.key IS NOT NULL)
+            WHERE k.key IS NOT NULL
+                -- What somebody did before this delete is in its image, and is brought back with it.
+                AND NOT (x.change_set_id < {old} AND x.reason LIKE 'somebody else changed the row%'))
         ON CONFLICT DO NOTHING
         """,
         relid=sql.Literal(work.change.relid),
