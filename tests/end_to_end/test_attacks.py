@@ -39,6 +39,12 @@ CREATE TABLE loose (id integer PRIMARY KEY, t text);
 INSERT INTO loose VALUES (1, 'only the owner writes here');
 CREATE SCHEMA workshop;
 GRANT USAGE, CREATE ON SCHEMA workshop TO PUBLIC;
+CREATE SEQUENCE coins;
+GRANT USAGE ON SEQUENCE coins TO PUBLIC;
+CREATE TYPE coin AS (v integer);
+CREATE FUNCTION coin_plus(coin, integer) RETURNS integer LANGUAGE plpgsql
+    AS 'BEGIN PERFORM nextval(''coins''); RETURN 1; END';
+CREATE OPERATOR + (LEFTARG = coin, RIGHTARG = integer, FUNCTION = coin_plus);
 """
 SUPPORT = """
 name = "support"
@@ -430,16 +436,6 @@ def test_images_do_not_depend_on_the_agent_s_settings(lab: Lab) -> None:
 
 def test_a_parameter_s_type_picks_an_operator(lab: Lab, mallory: Agent) -> None:
     """`$1 + 1` is harmless until the client says that `$1` is of a type whose `+` is a function of the owner's."""
-    lab.owner.execute(
-        """
-        CREATE TYPE coin AS (v integer);
-        CREATE FUNCTION coin_plus(coin, integer) RETURNS integer LANGUAGE plpgsql
-            AS 'BEGIN PERFORM nextval(''coins''); RETURN 1; END';
-        CREATE OPERATOR + (LEFTARG = coin, RIGHTARG = integer, FUNCTION = coin_plus);
-        CREATE SEQUENCE coins;
-        GRANT USAGE ON SEQUENCE coins TO PUBLIC;
-        """
-    )
     oid = lab.value("SELECT 'coin'::regtype::oid::bigint")
     client = raw(lab, mallory)
     client.send(Parse(b"", b"SELECT $1 + 1", (oid,)), bind(values=(b"(1)",)), Execute(b""), Sync())
