@@ -93,7 +93,7 @@ CREATE FUNCTION sqlguard.refuse_over_budget(task text, task_rows bigint, hour_ro
                 RAISE EXCEPTION 'the task may change % rows in all, and this statement goes beyond them', task_rows
                     USING ERRCODE = 'SG006', HINT = 'the budget does not come back: end here, or ask for a new task';
             END IF;
-            IF sqlguard.budget_left(NULL, NULL, hour_rows) >= 0 THEN
+            IF hour_rows IS NULL OR sqlguard.budget_left(NULL, NULL, hour_rows) >= 0 THEN
                 RETURN;
             END IF;
             -- When so many of the oldest minutes have gone that the rest and this statement fit.

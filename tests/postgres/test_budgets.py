@@ -115,3 +115,14 @@ def test_budgets_are_part_of_the_version(world: World) -> None:
     assert world.apply().version == 1
     assert world.apply(POLICY + BUDGETS.format(task=1, hour=1)).version == 2
     assert world.value("SELECT DISTINCT task_rows FROM sqlguard.policy_table WHERE version = 2") == 1
+
+
+def test_a_budget_of_the_task_alone_asks_nothing_of_the_hour(world: World) -> None:
+    world.apply(POLICY + "[budgets]\nrows_per_task = 30\n")
+    conn = world.login(world.task())
+    # More than nine rows are judged by the whole judgement, not by the quick one.
+    update(conn, 12)
+    with pytest.raises(Raised, match="may change 30 rows in all"):
+        update(conn, 19)
+    world.apply(POLICY + "[budgets]\nrows_per_hour = 30\n")
+    update(world.login(world.task()), 12)
