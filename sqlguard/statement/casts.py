@@ -91,7 +91,7 @@ def _called(walk: Walk) -> list[Function]:
 
 
 def _types_at_hand(walk: Walk, given: set[int]) -> set[int]:
-    """Return the users' types of which the statement can have a value: all of them, once a row hides some."""
+    """Return the users' types of which the statement can have a value, parts of others included."""
     known = walk.catalog.types
     found = set(given)
     found |= {c.type_oid for entry in walk.entries for c in _read(entry)}
@@ -100,9 +100,7 @@ def _types_at_hand(walk: Walk, given: set[int]) -> set[int]:
     open_ = [known[oid] for oid in found if oid in known]
     while open_:
         kind = open_.pop()
-        if kind.kind == "c":
-            return set(known)
-        for oid in (kind.element, kind.base):
+        for oid in (kind.element, kind.base, *kind.parts):
             if oid in known and oid not in found:
                 found.add(oid)
                 open_.append(known[oid])
