@@ -554,7 +554,8 @@ CREATE FUNCTION sqlguard.decide_plan(wanted bigint, decision text, seen_digest t
                 OR EXISTS (SELECT FROM sqlguard.lease l WHERE l.role = session_user)
                 OR NOT sqlguard.is_approver(session_user::name) THEN
                 RAISE EXCEPTION '`%` is no approver', session_user
-                    USING ERRCODE = '42501', HINT = 'a person who is a member of sqlguard_approver has to decide';
+                    USING ERRCODE = '42501', HINT = 'decide with the login of a person who is a member: '
+                        'an administrator says GRANT sqlguard_approver TO that login';
             END IF;
             SELECT x.* INTO p FROM sqlguard.plan x WHERE x.id = wanted FOR UPDATE;
             IF NOT FOUND THEN

@@ -118,11 +118,12 @@ def test_budgets_are_part_of_the_version(world: World) -> None:
 
 
 def test_a_budget_of_the_task_alone_asks_nothing_of_the_hour(world: World) -> None:
-    world.apply(POLICY + "[budgets]\nrows_per_task = 30\n")
+    # With a share below 1, ten rows and more are judged by the whole judgement and not by the quick one.
+    policy = POLICY.replace("max_share = 1.0", "max_share = 0.9")
+    world.apply(policy + "[budgets]\nrows_per_task = 22\n")
     conn = world.login(world.task())
-    # More than nine rows are judged by the whole judgement, not by the quick one.
     update(conn, 12)
-    with pytest.raises(Raised, match="may change 30 rows in all"):
-        update(conn, 19)
-    world.apply(POLICY + "[budgets]\nrows_per_hour = 30\n")
+    with pytest.raises(Raised, match="may change 22 rows in all"):
+        update(conn, 11)
+    world.apply(policy + "[budgets]\nrows_per_hour = 100\n")
     update(world.login(world.task()), 12)
