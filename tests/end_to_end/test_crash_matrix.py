@@ -221,7 +221,7 @@ def field_of_battle(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
             owner.execute("INSERT INTO counter SELECT g, 0 FROM generate_series(1, %s) g", [COUNTERS])
             guard_tables(owner, ["public.ledger", "public.counter"], "journal")
             apply_policy(owner, parse_policy(POLICY, "crash.toml"))
-            task = open_task(owner, agent="crasher", policy="crash", ttl=timedelta(hours=6))
+            task = open_task(owner, agent="unlucky", policy="crash", ttl=timedelta(hours=6))
         port = free_port()
         agent = url(host="127.0.0.1", port=port, user=task.role, password=task.password, dbname="crash")
         yield Battlefield(server, make_conninfo(dsn, connect_timeout=10), agent, task.task.id, tmp_path, port)

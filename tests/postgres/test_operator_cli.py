@@ -72,7 +72,7 @@ def shop(database: Database, command: Command) -> Callable[..., Told]:
         "postgresql://owner:s3c%zr3t@localhost/shop",
         'postgresql://owner:s3c"r3t@[localhost/shop',
         "host=localhost password='s3cr3t dbname=shop",
-        "postgresql://owner:s3cr3t@localhost/shop?parm=s3cr3t",
+        "postgresql://owner:s3cr3t@localhost/shop?unheard=s3cr3t",
     ],
 )
 @pytest.mark.parametrize("words", [("migrate",), ("guard", "orders"), ("serve",), ("journal", "list")])
