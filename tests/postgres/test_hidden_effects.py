@@ -275,6 +275,10 @@ def test_a_cast_that_changes_something_is_refused(name: str, minting: World) -> 
     assert not minting.allows(CASTING[name])
 
 
+def test_a_cast_of_another_type_has_no_say(minting: World) -> None:
+    assert minting.allows("SELECT jsonb_populate_record(NULL::victims, '{\"id\": 1}'), v FROM victims v")
+
+
 @pytest.mark.parametrize("text", HARMLESS)
 def test_their_harmless_neighbours_pass(text: str, world: World) -> None:
     assert not world.changes(text)
