@@ -317,7 +317,9 @@ def drift(plan: int, fresh: int, then: Mapping[str, Any], now: Mapping[str, Any]
     """Return what the agent gets when an approved plan would change other rows now."""
     before, after = told(then), told(now)
     what = (
-        f"{before} then, {after} now" if before != after else f"the same number of rows ({after}), but others"
+        f"{before} then, {after} now"
+        if before != after
+        else f"the same number of rows ({after}), but other rows, or rows with other contents"
     )
     return Drift(
         f"the rows have changed since plan {plan} was approved",
