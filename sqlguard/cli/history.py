@@ -93,7 +93,8 @@ def verify(
     if as_json:
         print_json(report)
     elif report.ok:
-        out.print(f"ok: {report.entries} entries in {report.tasks} {"chain" if report.tasks == 1 else "chains"}")
+        chains = "chain" if report.tasks == 1 else "chains"
+        out.print(f"ok: {report.entries} entries in {report.tasks} {chains}")
     else:
         for fault in report.faults:
             out.print(f"[red]broken[/red] {fault}")
