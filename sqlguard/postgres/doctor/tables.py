@@ -113,7 +113,8 @@ CHECKS = (
         "unique-only-partial",
         Severity.NOTE,
         _WALL,
-        "agents that look up `{object}` by {more} can't use its unique index, which holds live rows only",
+        "who looks up `{object}` by {more} and does not say `deleted_at IS NULL`, as agents do by themselves,"
+        " can't use its unique index: it holds live rows only",
         """SELECT c.oid::regclass AS object, string_agg(DISTINCT quote_ident(a.attname), ', ') AS more,
                   c.oid::bigint AS relid,
                   format('CREATE INDEX%s ON %s (%s)', CASE c.relkind WHEN 'p' THEN '' ELSE ' CONCURRENTLY' END,
