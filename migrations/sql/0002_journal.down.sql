@@ -3,7 +3,7 @@ DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_result(text, text, jso
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.find_key(text, text),
     sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]), sqlguard.transaction_changes(),
     sqlguard.record_event(bigint, text, jsonb), sqlguard.record_intents(jsonb[]), sqlguard.record_intent(jsonb),
-    sqlguard.refuse_other_statement(text, text), sqlguard.key_scope(sqlguard.task),
+    sqlguard.refuse_unlisted_answers(sqlguard.task, text), sqlguard.refuse_other_statement(text, text), sqlguard.key_scope(sqlguard.task),
     sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.authorised_task(text),
     sqlguard.chained(bytea, text[]), sqlguard.event_values(sqlguard.event),
     sqlguard.action_values(sqlguard.action), sqlguard.utc(timestamptz);

@@ -193,6 +193,32 @@ CREATE FUNCTION sqlguard.refuse_other_statement(kept text, given text) RETURNS v
         END
     $$;
 
+-- A function of the database that answers an action is called by an undo, with the operator's rights. What a task's
+-- own session writes down as an answer is only believed where the policy lists it as one.
+CREATE FUNCTION sqlguard.refuse_unlisted_answers(t sqlguard.task, answers text) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            unlisted text;
+        BEGIN
+            IF answers IS NULL OR session_user::text NOT LIKE 'sg\_tk\_%' THEN
+                RETURN;
+            END IF;
+            SELECT q.answer ->> 'name' INTO unlisted
+                FROM jsonb_array_elements(CASE jsonb_typeof(answers::jsonb) WHEN 'array' THEN answers::jsonb ELSE '[]' END)
+                    AS q (answer)
+                WHERE q.answer ->> 'where' IS DISTINCT FROM 'tool' AND NOT EXISTS (
+                    SELECT FROM sqlguard.policy p, jsonb_each(coalesce(p.document -> 'functions', '{}')) f
+                    WHERE p.name = t.policy AND p.version = t.policy_version
+                        AND f.value ->> 'compensation' = q.answer ->> 'name')
+                LIMIT 1;
+            IF FOUND THEN
+                RAISE EXCEPTION 'the policy lists no compensation `%`', unlisted
+                    USING ERRCODE = '42501', HINT = 'name it in the policy, under the function that it answers';
+            END IF;
+        END
+    $$;
+
 -- A session of the task can keep its chain locked for as long as it likes. Whoever writes for many tasks must not
 -- wait for that one.
 CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
@@ -241,6 +267,7 @@ CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
             a.executed := intent ->> 'executed';
             a.params := nullif(intent -> 'params', 'null');
             a.compensation := intent ->> 'compensation';
+            PERFORM sqlguard.refuse_unlisted_answers(t, a.compensation);
             a.via := intent ->> 'via';
             a.backend_pid := coalesce((intent ->> 'backend_pid')::integer, pg_backend_pid());
 
@@ -357,7 +384,7 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
                     JOIN pg_roles g ON g.rolname = l.group_role AND g.oid = ANY (p.polroles)
                     WHERE p.polrelid = c.relid OR p.polrelid IN (SELECT pg_partition_ancestors(c.relid)));
                 RETURN QUERY EXECUTE format($q$
-                    SELECT $1, $2, $3, $4, to_jsonb(r.key), b.image, a.image
+                    SELECT $1, $2, $3, $4, CASE WHEN $9 THEN to_jsonb(r.key) END, b.image, a.image
                     FROM (SELECT * FROM sqlguard.row_change r WHERE r.change_set_id = $5 LIMIT $7) r
                     LEFT JOIN LATERAL (
                         SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
@@ -367,7 +394,8 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
                         FROM %1$s AS "sg row" WHERE $4 <> 'delete' AND %2$s AND %3$s LIMIT 1) a ON true
                     WHERE $8 OR b.image IS NOT NULL OR a.image IS NOT NULL
                     $q$, c.relid::regclass, same, coalesce(scope, 'true'))
-                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows, scope IS NULL;
+                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows, scope IS NULL,
+                          c.key_columns <@ readable;
             END LOOP;
         END
     $$;
@@ -480,7 +508,8 @@ REVOKE ALL ON FUNCTION
     sqlguard.refuse_rewrite(), sqlguard.utc(timestamptz), sqlguard.action_values(sqlguard.action),
     sqlguard.event_values(sqlguard.event), sqlguard.chained(bytea, text[]), sqlguard.authorised_task(text),
     sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.key_scope(sqlguard.task),
-    sqlguard.refuse_other_statement(text, text), sqlguard.record_intent(jsonb),
+    sqlguard.refuse_other_statement(text, text), sqlguard.refuse_unlisted_answers(sqlguard.task, text),
+    sqlguard.record_intent(jsonb),
     sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
     sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),

@@ -157,7 +157,7 @@ CREATE FUNCTION sqlguard.erase_event(removal bigint, event bigint, blanked jsonb
 -- An event of no action: it says nothing about what became of one.
 CREATE FUNCTION sqlguard.note_erasure(removal bigint, task text, chain text, entry bigint, was bytea, is_now bytea)
     RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
     AS $$
         DECLARE
             e sqlguard.event;

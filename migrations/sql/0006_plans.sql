@@ -406,6 +406,7 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) 
             t sqlguard.task;
             o jsonb := outcome::jsonb;
             made bigint;
+            lifetime interval := coalesce((document ->> 'lifetime')::interval, '1 hour');
             needed integer := greatest(coalesce((document ->> 'approvals')::integer, 1), 1);
             action bigint := (document ->> 'action_id')::bigint;
         BEGIN
@@ -422,6 +423,14 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) 
                     SELECT max((g ->> 'approvals')::integer) FROM sqlguard.policy p,
                         jsonb_array_elements(coalesce(p.document -> 'gates', '[]')) g
                     WHERE p.name = t.policy AND p.version = t.policy_version));
+                lifetime := least(lifetime, (
+                    SELECT coalesce((p.document #>> '{defaults,plan_ttl}')::interval, '1 hour') FROM sqlguard.policy p
+                    WHERE p.name = t.policy AND p.version = t.policy_version));
+            END IF;
+            -- A plan that was made in place of another one ends that one when it is committed.
+            IF NOT EXISTS (SELECT FROM sqlguard.plan p WHERE p.id = (document ->> 'drift_of')::bigint
+                           AND p.scope = sqlguard.key_scope(t)) AND document ->> 'drift_of' IS NOT NULL THEN
+                RAISE EXCEPTION 'plan % is none of this task''s agent', document ->> 'drift_of' USING ERRCODE = '22023';
             END IF;
             -- An agent that asks again gets the same ticket.
             SELECT p.id INTO made FROM sqlguard.plan p
@@ -449,7 +458,7 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) 
                 ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'classes', '[]'))),
                 ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'reasons', '[]'))),
                 needed, o -> 'report', (document ->> 'drift_of')::bigint,
-                clock_timestamp() + least(coalesce((document ->> 'lifetime')::interval, '1 hour'), '7 days'))
+                clock_timestamp() + least(lifetime, '7 days'))
             RETURNING id INTO made;
             PERFORM sqlguard.append_event(action, 'planned', jsonb_build_object('plan', made));
             PERFORM pg_notify('sqlguard_plans', made::text);
@@ -541,9 +550,10 @@ CREATE FUNCTION sqlguard.is_approver(login name) RETURNS boolean
         SELECT EXISTS (SELECT FROM up JOIN pg_roles r ON r.oid = up.oid WHERE r.rolname = 'sqlguard_approver')
     $$;
 
--- By session_user alone: SET ROLE and functions with their owner's rights don't change it.
+-- By session_user alone: SET ROLE and functions with their owner's rights don't change it. A session of the task can
+-- keep its plan and its chain locked for as long as it likes, and no person has to wait for that.
 CREATE FUNCTION sqlguard.decide_plan(wanted bigint, decision text, seen_digest text, reason text) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
     AS $$
         DECLARE
             p sqlguard.plan;
@@ -592,11 +602,18 @@ CREATE FUNCTION sqlguard.decide_plan(wanted bigint, decision text, seen_digest t
             END IF;
             INSERT INTO sqlguard.plan_decision (plan_id, decision, digest, reason)
                 VALUES (p.id, decide_plan.decision, p.digest, decide_plan.reason);
+            -- A new version of the row: a transaction with an older snapshot, which can't see the decision, then
+            -- can't take the plan.
+            UPDATE sqlguard.plan x SET digest = x.digest WHERE x.id = p.id;
             PERFORM sqlguard.append_event(p.action_id,
                 CASE decision WHEN 'approve' THEN 'approved' WHEN 'reject' THEN 'rejected' ELSE 'revoked' END,
                 jsonb_build_object('plan', p.id, 'digest', p.digest, 'reason', reason));
             PERFORM pg_notify('sqlguard_plans', p.id::text);
             RETURN sqlguard.plan_state(p);
+        EXCEPTION WHEN lock_not_available THEN
+            RAISE EXCEPTION 'a session of the task keeps plan % locked', wanted
+                USING ERRCODE = '55P03', HINT = format('try again, or end the task first: `sqlguard task end %s`', (
+                    SELECT x.task_id FROM sqlguard.plan x WHERE x.id = wanted));
         END
     $$;
 
@@ -615,6 +632,8 @@ CREATE FUNCTION sqlguard.plan_document(p sqlguard.plan) RETURNS jsonb
             'reasons', p.reasons, 'approvals_needed', p.approvals, 'approved_by', sqlguard.approvers(p.id),
             'rejected_because', (SELECT d.reason FROM sqlguard.plan_decision d
                                  WHERE d.plan_id = p.id AND d.decision = 'reject' LIMIT 1),
+            -- The rows are always the database's own word. Statements, reasons and tier are whose this says.
+            'reported_by', CASE WHEN p.made_by LIKE 'sg\_tk\_%' THEN 'task' ELSE 'guard' END,
             'drift_of', p.drift_of, 'made_at', p.made_at, 'expires_at', p.expires_at,
             'committed_at', p.committed_at, 'committed_action', p.committed_action) || p.report
     $$;

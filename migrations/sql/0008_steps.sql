@@ -86,7 +86,7 @@ CREATE FUNCTION sqlguard.approval_of(action bigint) RETURNS bigint
 
 -- Never over the agent's own channel: session_user can't be changed by a session.
 CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
     AS $$
         DECLARE
             a sqlguard.action;

@@ -15,9 +15,36 @@ from rich.table import Table
 
 from sqlguard.errors import SqlguardError
 
+#: What a terminal obeys instead of showing it, and marks that turn the order of text round. Statements, reasons and
+#: values are an agent's words, and a person decides by what is on the screen.
+_UNSEEN = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 (one byte)
+    for code in (
+        *range(9),
+        *range(11, 32),
+        *range(127, 160),
+        0x061C,
+        0x200E,
+        0x200F,
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+    )
+}
+
+
+def visible(text: str) -> str:
+    """Return *text* with an escape for each character that a terminal would not show as itself."""
+    return text.replace("\r\n", "\n").translate(_UNSEEN)
+
+
+class _Screen(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(visible(o) if isinstance(o, str) else o for o in objects), **options)
+
+
 #: Lines are not broken at a width of our own: scripts and copied commands need them whole.
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = _Screen(highlight=False, soft_wrap=True)
+err = _Screen(stderr=True, highlight=False, soft_wrap=True)
 #: Characters: wider than any terminal, to measure a table as it would like to be.
 _WIDEST = 10_000
 #: SQLSTATEs that only say that something of sqlguard's own is wrong: nothing that people look up.
@@ -81,11 +108,12 @@ def _text(value: object) -> str:
 def _cell(value: object) -> str:
     """Return *value* as a cell of tab-separated lines; what would end the cell is written as COPY writes it."""
     text = "" if value is None else _text(value)
-    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    text = text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    return text.translate(_UNSEEN)
 
 
 def _short(value: object) -> str:
-    text = _text(value)
+    text = visible(_text(value))
     return text if len(text) <= 200 else text[:197] + "…"  # noqa: PLR2004 (a cell stays readable)
 
 

@@ -165,6 +165,10 @@ def _show(plan: plans.Plan) -> None:
     )
     if document["rejected_because"]:
         out.print(f"rejected: {document['rejected_because']}", markup=False)
+    if document["reported_by"] == "task":
+        out.print(
+            "[yellow]The statement is what the task's own session says it was; the rows are measured.[/]"
+        )
     for statement in document["statements"][:_SHOWN]:
         out.print(f"  {statement['statement'].strip()}", markup=False)
         if statement["params"]:

@@ -23,6 +23,7 @@ from psycopg import sql
 
 from sqlguard.errors import Refused
 from sqlguard.postgres.compensate_plan import Step, answers_of, between, read_steps
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.journal import record_event
 from sqlguard.postgres.undo import ON_CONFLICT, Progress, Run
 from sqlguard.postgres.undo_columns import by_columns
@@ -168,9 +169,9 @@ class _Saga:
 
     def _answer(self, step: Step) -> bool:
         """Answer a step; False when it has to wait, and with it all that is older."""
-        lock = f"sqlguard compensation {step.id}"
+        lock = [OWN_LOCKS, f"sqlguard compensation {step.id}"]
         # Of two undos of the same task the second waits here, and then finds it answered.
-        self.conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [lock])
+        self.conn.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", lock)
         try:
             fresh = next((s for s in read_steps(self.conn, self.scope) if s.id == step.id), step)
             for number, answer in answers_of(fresh):
@@ -178,7 +179,7 @@ class _Saga:
                 if self.answers[-1].is_open:
                     return False
         finally:
-            self.conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [lock])
+            self.conn.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", lock)
         return True
 
     def _told(self, step: Step, number: int, answer: Answer | None) -> Answered:

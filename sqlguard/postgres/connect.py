@@ -13,6 +13,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlguard.errors import BadAddress, DatabaseUnavailable
 
 APPLICATION_NAME = "sqlguard"
+#: The first half of all advisory locks of ours, the bytes of "sqlg": an agent's session that takes one is ended.
+OWN_LOCKS = 0x73716C67
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 

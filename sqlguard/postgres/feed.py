@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import NotConfigured
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.journal import FILTER
 
 CHANNEL = "sqlguard_journal"
@@ -142,8 +143,8 @@ class Feed:
 
         What *to* raises leaves the place as it was. Raises NotConfigured when there is no such feed.
         """
-        lock = f"sqlguard feed {self._name}"
-        self._conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [lock])
+        lock = [OWN_LOCKS, f"sqlguard feed {self._name}"]
+        self._conn.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", lock)
         try:
             found, places, row = self._read()
             if found:
@@ -151,7 +152,7 @@ class Feed:
                 to(sorted(found, key=lambda e: e["time"]))
             self._save(places, row)
         finally:
-            self._conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [lock])
+            self._conn.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", lock)
         return len(found)
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, _Place], dict[str, Any]]:

@@ -46,6 +46,15 @@ ON_CONFLICT = ("stop", "skip", "force")
 #: One undo at a time, by a table that no agent may lock so: advisory locks are anybody's, and one that a
 #: prepared transaction holds stays when its session and its role have ended.
 _LOCK = "LOCK TABLE sqlguard.undo IN SHARE ROW EXCLUSIVE MODE"
+#: For rows and chains that other sessions keep locked, an agent's among them. The undo before is waited for.
+_PATIENCE = "10s"
+#: Tasks with a transaction that has changed something: only such a one keeps rows locked.
+_HOLDERS = """
+    SELECT DISTINCT l.task_id FROM sqlguard.lease l JOIN pg_catalog.pg_stat_activity a ON a.usename = l.role
+    JOIN pg_catalog.pg_locks k ON k.pid = a.pid
+    WHERE k.locktype = 'transactionid' AND k.mode = 'ExclusiveLock' AND k.granted AND a.datname = current_database()
+    UNION SELECT l.task_id FROM sqlguard.lease l JOIN pg_catalog.pg_prepared_xacts x ON x.owner = l.role
+"""
 #: Megabytes for each sort or hash of an undo: a million keys then fit without many batches.
 _WORK_MEM = 64
 # Errors that mean a collision; the undo is then run again with every collision looked for beforehand.
@@ -114,6 +123,18 @@ class Run:
                     f"the undo is not possible: {fault.diag.message_primary}",
                     detail=fault.diag.message_detail,
                 ) from None
+        except psycopg.errors.LockNotAvailable as fault:
+            raise self._waited(fault) from None
+
+    def _waited(self, fault: psycopg.Error) -> Refused:
+        """Return what is to be done about sessions that keep locked what the undo needs."""
+        tasks = [row[0] for row in self.conn.execute(_HOLDERS).fetchall()]
+        ends = " and ".join(f"`sqlguard task end {task}`" for task in tasks)
+        return Refused(
+            f"what the undo needs is locked by another session: {fault.diag.message_primary}",
+            detail=fault.diag.context,
+            hint=f"run {ends}, then undo again" if ends else "undo again when that session is done",
+        )
 
     def attempt(self, *, careful: bool) -> UndoReport:
         for kept in (self._tables, self._fixed, self._counts, self._differences):
@@ -154,6 +175,10 @@ class Run:
 
     def _prepare(self) -> str:
         """Make room and the table of conflicts; return the session's own search_path."""
+        self.conn.execute(
+            "SELECT set_config('lock_timeout', %s, true) WHERE current_setting('lock_timeout') = '0'",
+            [_PATIENCE],
+        )
         self.conn.execute(
             "SELECT set_config('work_mem', %(mb)s || 'MB', true) FROM pg_catalog.pg_settings"
             " WHERE name = 'work_mem' AND setting::bigint < %(mb)s::bigint * 1024",

@@ -67,4 +67,4 @@ def test_columns_that_the_task_may_not_read_are_not_in_a_sample(world: World) ->
     )
     with conn.transaction():
         conn.execute("INSERT INTO app.parent VALUES (7, 7, 'mine')")
-        assert rows(conn, SAMPLES, [5]) == [("parent", "insert", ["7"], None, None)]
+        assert rows(conn, SAMPLES, [5]) == [("parent", "insert", None, None, None)]
