@@ -354,3 +354,13 @@ def test_the_command_says_it_and_exits_with_one(world: World) -> None:
     whole = subprocess.run([*words, "--json"], capture_output=True, text=True, check=False)
     assert whole.returncode == 1
     assert '"wall-disabled"' in whole.stdout
+
+
+def test_what_doctor_takes_from_everybody_the_operator_keeps(world: World) -> None:
+    for code in ("public-language", "public-temp"):
+        (finding,) = found(world, code)
+        world.database.load(finding.sql or "")
+        assert found(world, code) == []
+    world.op.execute("CREATE TABLE orders2 (id integer PRIMARY KEY)")
+    guard_tables(world.op, ["orders2"], "soft")
+    world.op.execute("CREATE TEMP TABLE kept (id integer)")

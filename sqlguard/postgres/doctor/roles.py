@@ -14,6 +14,9 @@ WITH agents AS (
 _OWN = "n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'sqlguard')"
 _NO_EXTENSION = "NOT EXISTS (SELECT FROM pg_depend x WHERE x.objid = p.oid AND x.classid = 'pg_proc'::regclass AND x.deptype = 'e')"
 
+#: Guarding makes functions in PL/pgSQL and a restore a temporary table, both with the rights of this role.
+_OPERATOR = "(SELECT o.nspowner::regrole::text FROM pg_namespace o WHERE o.nspname = 'sqlguard')"
+
 CHECKS = (
     Check(
         "operator-superuser",
@@ -117,7 +120,8 @@ CHECKS = (
         Severity.OPEN,
         _WALL,
         "any session, an agent's too, may make temporary tables and functions in `{object}`",
-        """SELECT d.datname AS object, format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', d.datname) AS sql
+        f"""SELECT d.datname AS object, format('GRANT TEMPORARY ON DATABASE %1$I TO %2$s;'
+                   ' REVOKE TEMPORARY ON DATABASE %1$I FROM PUBLIC', d.datname, {_OPERATOR}) AS sql
            FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) x
            WHERE d.datname = current_database() AND x.grantee = 0 AND x.privilege_type = 'TEMPORARY'""",
     ),
@@ -135,7 +139,8 @@ CHECKS = (
         Severity.OPEN,
         _WALL,
         "any session, an agent's too, may run code of its own in `{object}` (DO). As a superuser",
-        """SELECT l.lanname AS object, format('REVOKE USAGE ON LANGUAGE %I FROM PUBLIC', l.lanname) AS sql
+        f"""SELECT l.lanname AS object, format('GRANT USAGE ON LANGUAGE %1$I TO %2$s;'
+                   ' REVOKE USAGE ON LANGUAGE %1$I FROM PUBLIC', l.lanname, {_OPERATOR}) AS sql
            FROM pg_language l, aclexplode(coalesce(l.lanacl, acldefault('l', l.lanowner))) x
            WHERE l.lanispl AND l.lanpltrusted AND x.grantee = 0 AND x.privilege_type = 'USAGE'""",
     ),
