@@ -61,15 +61,15 @@ def statements(decisions: Iterable[Decision]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ResultLimits:
-    """What one statement may be answered with; None means any number of bytes."""
+    """What one statement may be answered with; None means any number of rows or bytes."""
 
-    rows: int
+    rows: int | None = None
     bytes: int | None = None
 
     def excess(self) -> CapExceeded:
         """Return the error that a larger result is answered with."""
-        size = f" or {self.bytes} bytes" if self.bytes is not None else ""
+        sizes = [f"{n} {unit}" for n, unit in ((self.rows, "rows"), (self.bytes, "bytes")) if n is not None]
         return CapExceeded(
-            f"the result is larger than the {self.rows} rows{size} that the task may read at once",
+            f"the result is larger than the {' or '.join(sizes)} that the task may read at once",
             hint="narrow the WHERE, aggregate, or read page by page with LIMIT",
         )

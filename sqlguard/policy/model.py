@@ -53,7 +53,9 @@ class _Model(BaseModel):
 
 
 class Reads(_Model):
-    max_result_rows: int = Field(100_000, gt=0, description="rows that one statement may be answered with")
+    max_result_rows: int | None = Field(
+        None, gt=0, description="rows that one statement may be answered with; not said: any number"
+    )
     max_result_bytes: int | None = Field(None, gt=0, description="bytes of one statement's result")
 
 

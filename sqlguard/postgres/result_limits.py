@@ -14,7 +14,8 @@ def keep_to(limits: ResultLimits | None, cursor: psycopg.Cursor[Any]) -> None:
     result = cursor.pgresult
     if limits is None or result is None or cursor.description is None:
         return
-    if result.ntuples <= limits.rows and (limits.bytes is None or _size(result) <= limits.bytes):
+    is_within = limits.rows is None or result.ntuples <= limits.rows
+    if is_within and (limits.bytes is None or _size(result) <= limits.bytes):
         return
     if cursor.connection.info.transaction_status == TransactionStatus.INTRANS:
         with suppress(psycopg.Error):

@@ -43,7 +43,7 @@ class Results:
     """
 
     def __init__(self, limits: ResultLimits, error: bytes) -> None:
-        self._rows_limit = limits.rows
+        self._rows_limit = limits.rows if limits.rows is not None else 2**63
         self._bytes_limit = limits.bytes if limits.bytes is not None else 2**63
         self.error = error
         self._harmless = min(self._rows_limit * _LEAST_ROW, self._bytes_limit)
