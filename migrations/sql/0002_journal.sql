@@ -318,6 +318,12 @@ CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEF
             END IF;
             INSERT INTO sqlguard.chain (task_id) VALUES (e.task_id) ON CONFLICT DO NOTHING;
             SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = e.task_id FOR UPDATE;
+            -- The newest end counts, so a task's own session writes one, and none behind the guard's.
+            IF session_user::text LIKE 'sg\_tk\_%' AND kind <> 'started' AND EXISTS (
+                SELECT FROM sqlguard.event x WHERE x.action_id = record_event.action
+                    AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
+                RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
+            END IF;
             e.id := nextval('sqlguard.event_id_seq');
             e.action_id := action;
             e.at := clock_timestamp();

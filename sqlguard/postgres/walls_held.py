@@ -23,7 +23,9 @@ BEGIN
 END
 """
 _CHECK = """
-    IF EXISTS (SELECT FROM {only} {table} x WHERE {same} AND x.deleted_at IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM {only} {table} x WHERE {same} AND x.deleted_at IS NOT NULL)
+        -- An INSERT tells as much; who may not insert does not probe for values either.
+        AND pg_catalog.has_any_column_privilege(session_user, {whole}, 'INSERT') THEN
         RAISE EXCEPTION {message}
             USING ERRCODE = 'SG002', SCHEMA = {schema}, TABLE = {name}, CONSTRAINT = {index},
                 DETAIL = pg_catalog.format('Key (%s)=(%s) is kept for a restore.', {columns},
@@ -82,6 +84,7 @@ def _check(relation: Relation, index: Index, places: dict[str, sql.SQL]) -> sql.
     return sql.SQL(_CHECK).format(
         only=sql.SQL("" if relation.kind == "p" else "ONLY"),
         table=sql.Identifier(relation.schema, relation.name),
+        whole=sql.Literal(f"{quote(relation.schema)}.{quote(relation.name)}"),
         same=sql.SQL(" AND ").join(same),
         message=sql.Literal(message),
         schema=sql.Literal(relation.schema),

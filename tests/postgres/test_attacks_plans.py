@@ -20,6 +20,7 @@ from sqlguard.errors import Refused
 from sqlguard.policy import parse_policy
 from sqlguard.postgres import compensate, plans
 from sqlguard.postgres.guard_table import guard_tables
+from sqlguard.postgres.journal import show_action
 from sqlguard.postgres.migrate import migrate
 from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.postgres.reconcile import reconcile
@@ -252,3 +253,52 @@ def test_an_undo_does_not_wait_for_ever_for_an_agent_s_rows(world: World) -> Non
     with pytest.raises(Refused, match="locked") as caught:
         compensate.undo(world.owner, Scope(task=task.task.id))
     assert task.task.id in (caught.value.hint or "")
+
+
+# --- what is pinned down
+
+
+def test_what_a_task_may_call_with_the_operator_s_rights(world: World) -> None:
+    """Each of these was looked at with hostile arguments; whoever adds one does so too."""
+    role = world.task().role
+    found = world.owner.execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'sqlguard'::regnamespace AND prosecdef"
+        " AND has_function_privilege(%s, oid, 'EXECUTE') AND proname NOT LIKE 'held\\_%%'",
+        [role],
+    ).fetchall()
+    assert {name for (name,) in found} == {
+        *("agent", "current_login", "current_task", "task_parameter", "check_children"),
+        *("record_intent", "record_intents", "record_event", "begin_step"),
+        *("transaction_changes", "transaction_samples", "find_key", "claim_key", "keep_result"),
+        *("begin_plan", "weigh", "plan_outcome", "record_plan", "redeem_plan"),
+        *("ticket", "last_plan", "plan_statements"),
+    }
+    reachable = world.owner.execute(
+        "SELECT DISTINCT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
+        " WHERE c.relnamespace = 'sqlguard'::regnamespace AND c.relkind = 'r'"
+        " AND has_column_privilege(%s, c.oid, a.attnum, 'SELECT, INSERT, UPDATE')",
+        [role],
+    ).fetchall()
+    assert reachable == [("guarded_table",)]
+
+
+def test_no_probing_for_the_values_of_deleted_rows(server: EmbeddedServer) -> None:
+    """Who may insert learns that a deleted row keeps a value; nobody else does."""
+    with fresh_database(server) as database:
+        reader = '[tables."public.customers"]\nselect = true\ninsert = false\n'
+        world = made_world(database, POLICY + reader)
+        world.owner.execute("UPDATE customers SET deleted_at = now() WHERE id = 60")
+        agent = straight(world, world.task())
+        name = world.value("SELECT proname FROM pg_proc WHERE proname LIKE 'held\\_public\\_customers%'")
+        assert agent.execute(f"SELECT sqlguard.{name}(60)".encode()).fetchone() == (True,)
+
+
+def test_a_task_s_own_session_does_not_change_how_an_action_ended(world: World) -> None:
+    task = world.task()
+    with sqlguard.connect(world.database.owner_dsn, task=task.task.id) as db:
+        done = db.execute("UPDATE customers SET name = 'x' WHERE id = 3", confidence=0.9)
+    agent = straight(world, task)
+    for kind in ("failed", "previewed", "committed"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            agent.execute("SELECT sqlguard.record_event(%s, %s)", [done.action, kind])
+    assert show_action(world.owner, done.action or 0).action.outcome == "committed"
