@@ -113,7 +113,9 @@ def _guard_each(
     conn: psycopg.Connection[Any], names: list[str], *, mode: str | None, **options: Any
 ) -> tuple[list[GuardReport], list[tuple[str, GuardError]]]:
     """Guard all that can be guarded; a table that can't be does not keep the others waiting."""
-    with Progress(console=err, transient=True, disable=len(names) < _MANY or state.json) as progress:
+    with Progress(
+        console=err, transient=True, disable=len(names) < _MANY or state.json or not err.is_terminal
+    ) as progress:
         bar = progress.add_task("guarding", total=len(names))
         try:
             return guard_tables(conn, names, mode, **options), []

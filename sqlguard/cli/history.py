@@ -180,7 +180,8 @@ def undo(
         raise typer.BadParameter("--on-conflict is stop, skip or force")
     if columns is not None and on_conflict != "force":
         raise typer.BadParameter("--columns goes with --on-conflict force")
-    with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
+    quiet = as_json or not err.is_terminal
+    with operator(dsn) as conn, Progress(console=err, transient=True, disable=quiet) as progress:
         require(conn, task=task, action=action, undo=undo_id)
         bar = progress.add_task("undoing", total=None)
 
@@ -201,12 +202,12 @@ def undo(
         print_json(saga.as_dict())
     else:
         _show(report, preview=preview)
-        _show_answers(saga)
+        _show_answers(saga, preview=preview)
     if report.stopped or not (preview or saga.is_complete):
         raise typer.Exit(UndoConflict.exit_status)
 
 
-def _show_answers(saga: compensate.SagaReport) -> None:
+def _show_answers(saga: compensate.SagaReport, *, preview: bool) -> None:
     """Say what became of the steps that are not SQL, and what still waits."""
     if not saga.answers:
         return
@@ -215,7 +216,14 @@ def _show_answers(saga: compensate.SagaReport) -> None:
         [(a.action, a.step, a.answer, a.state, a.problem) for a in saga.answers],
     )
     if any(a.is_open for a in saga.answers):
-        err.print("the undo is not complete: what is older than the waiting step is as it was")
+        err.print(
+            "the undo would stop at the waiting step and leave what is older as it is"
+            if preview
+            else "the undo is not complete: what is older than the waiting step is as it was"
+        )
+        err.print(
+            "  give the registry that answers it (`--tools`), or `sqlguard step resolve ACTION --note TEXT`"
+        )
 
 
 def _show(report: UndoReport, *, preview: bool) -> None:

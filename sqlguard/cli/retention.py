@@ -60,7 +60,10 @@ def restore(  # long: one parameter per flag
         raise typer.BadParameter("name rows of the table with --key or with --where")
     if on_conflict not in restoring.ON_CONFLICT:
         raise typer.BadParameter("--on-conflict is stop or skip")
-    with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
+    with (
+        operator(dsn) as conn,
+        Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress,
+    ):
         bar = progress.add_task("restoring", total=None)
         report = restoring.restore(
             conn,
@@ -126,7 +129,10 @@ def purge(  # long: one parameter per flag
     """
     if bool(tables) == all_tables:
         raise typer.BadParameter("name tables, or say --all")
-    with operator(dsn) as conn, Progress(console=err, transient=True, disable=as_json) as progress:
+    with (
+        operator(dsn) as conn,
+        Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress,
+    ):
         bar = progress.add_task("purging", total=None)
         report = purging.purge(
             conn,

@@ -115,6 +115,8 @@ def guard_tables(  # noqa: PLR0913 (what the command line offers)
             options = {"unique": unique if choice.mode == "soft" else "keep"}
             options |= walls_views.kept_options(_options(facts, root), accept, mended)
             changed[root.oid] |= _register(runner, facts, root, choice.mode, options)
+        if fix_views:
+            facts = read_facts(conn)  # mended views need no note
         return [
             GuardReport(
                 c.root.label, c.mode, changed[c.root.oid], tuple(_all_notes(facts, c, unique)), c.because
@@ -229,7 +231,8 @@ def _parents_first(facts: Facts, roots: Sequence[Relation]) -> list[Relation]:
 
 
 def _all_notes(facts: Facts, choice: _Choice, unique: str) -> Iterator[Note]:
-    yield from choice.notes
+    shows = any(kind in "vm" for _, kind in facts.relations[choice.root.oid].dependents)
+    yield from (note for note in choice.notes if shows or note.code != walls_views.CODE)
     if choice.mode == "soft":
         yield from walls_unique.unique_notes(facts, choice.root, convert=unique == "partial")
     if choice.because is not None:
