@@ -84,6 +84,20 @@ CREATE FUNCTION sqlguard.approval_of(action bigint) RETURNS bigint
         ORDER BY r.id LIMIT 1
     $$;
 
+-- What approvers are shown: calls that wait, or whose approval was not used yet. They see no other actions.
+CREATE FUNCTION sqlguard.waiting_steps()
+    RETURNS TABLE (action bigint, task text, agent text, at timestamptz, tool text, arguments jsonb, reason text,
+                   confidence double precision, approved boolean)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT a.id, a.task_id, a.agent, a.at, a.statement, a.params, a.reason, a.confidence,
+               EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'approved')
+        FROM sqlguard.action a
+        WHERE a.kind = 'tool' AND a.verdict = 'approve'
+            AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'started')
+        ORDER BY a.id
+    $$;
+
 -- Never over the agent's own channel: session_user can't be changed by a session.
 CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
@@ -186,7 +200,7 @@ CREATE TRIGGER notify_feeds AFTER INSERT ON sqlguard.event
 
 REVOKE ALL ON FUNCTION
     sqlguard.begin_step(jsonb), sqlguard.approval_of(bigint), sqlguard.approve_step(bigint, text),
-    sqlguard.record_group(jsonb[], jsonb[]), sqlguard.notify_feeds()
+    sqlguard.waiting_steps(), sqlguard.record_group(jsonb[], jsonb[]), sqlguard.notify_feeds()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION sqlguard.begin_step(jsonb) TO sqlguard_agent;
-GRANT EXECUTE ON FUNCTION sqlguard.approve_step(bigint, text) TO sqlguard_approver;
+GRANT EXECUTE ON FUNCTION sqlguard.approve_step(bigint, text), sqlguard.waiting_steps() TO sqlguard_approver;

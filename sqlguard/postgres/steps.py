@@ -27,15 +27,7 @@ from sqlguard.postgres import control, journal
 from sqlguard.postgres.connect import connect
 from sqlguard.steps import KIND, Begun, Call, answers_text
 
-_WAITING = """
-    SELECT a.id AS action, a.task_id AS task, a.agent, a.at, a.statement AS tool, a.params AS arguments, a.reason,
-           a.confidence,
-           EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'approved') AS approved
-    FROM sqlguard.action a
-    WHERE a.kind = 'tool' AND a.verdict = 'approve'
-        AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind = 'started')
-    ORDER BY a.id
-"""
+_WAITING = "SELECT * FROM sqlguard.waiting_steps()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +142,7 @@ def redacted(value: Any) -> Any:
 
 
 def waiting(conn: psycopg.Connection[Any]) -> list[Waiting]:
-    """Return the calls that wait for an approval, or have one that was not used yet."""
+    """Return the calls that wait for an approval, or have one that was not used yet, to the operator or an approver."""
     with conn.cursor(row_factory=class_row(Waiting)) as cursor:
         return cursor.execute(_WAITING).fetchall()
 

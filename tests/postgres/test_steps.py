@@ -269,7 +269,15 @@ def test_an_irreversible_call_needs_an_approval_for_each(world: World, bank: Ban
         assert caught.value.detail == f"action {ticket.action}"
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             world.agents[0].conn.execute("SELECT sqlguard.approve_step(%s)", [ticket.action])
-        approve(world.op, ticket.action, "seen")
+        with world.database.connect() as dana:
+            dana.execute("CREATE ROLE sg_step_dana LOGIN IN ROLE sqlguard_approver")
+            dana.execute("SET SESSION AUTHORIZATION sg_step_dana")
+            assert waiting(dana) == [ticket]
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                dana.execute("SELECT FROM sqlguard.action")
+            approve(dana, ticket.action, "seen")
+            dana.execute("RESET SESSION AUTHORIZATION")
+            dana.execute("DROP ROLE sg_step_dana")
         with pytest.raises(ApprovalRequired):
             bank.wipe("sdb")
         bank.wipe("sda")
