@@ -22,6 +22,7 @@ from sqlguard.postgres.control import not_migrated
 from sqlguard.postgres.policy_plan import Draft, draft_policy
 from sqlguard.postgres.policy_store import policy_document, record_tables, stored_versions
 from sqlguard.postgres.tasks import POLICY_LOCK
+from sqlguard.postgres.walls_run import LOCK_TIMEOUT_MS, again_while_busy
 
 Connection = psycopg.Connection[Any]
 
@@ -69,10 +70,14 @@ def apply_policy(conn: Connection, policy: Policy, *, existing: str = "keep") ->
     and no others, from their next statement on. Raises PolicyError, and NotConfigured when the operator lacks
     a right.
     """
-    with _transaction(conn):
-        draft = draft_policy(conn, policy, moving=existing == "drop")
-        _refuse_lacking(draft)
-        return _carry_out(conn, policy, draft)
+
+    def once() -> AppliedPolicy:
+        with _transaction(conn):
+            draft = draft_policy(conn, policy, moving=existing == "drop")
+            _refuse_lacking(draft)
+            return _carry_out(conn, policy, draft)
+
+    return again_while_busy(once)
 
 
 def refresh_policies(conn: Connection) -> list[AppliedPolicy]:
@@ -81,14 +86,18 @@ def refresh_policies(conn: Connection) -> list[AppliedPolicy]:
 
     What a policy names and what is gone by now is a warning. Raises NotConfigured when the operator lacks a right.
     """
-    done = []
-    with _transaction(conn):
-        for stored in stored_versions(conn):
-            if stored.in_use:
-                draft = draft_policy(conn, stored.policy, refreshing=stored)
-                _refuse_lacking(draft)
-                done.append(_carry_out(conn, stored.policy, draft))
-    return done
+
+    def once() -> list[AppliedPolicy]:
+        done = []
+        with _transaction(conn):
+            for stored in stored_versions(conn):
+                if stored.in_use:
+                    draft = draft_policy(conn, stored.policy, refreshing=stored)
+                    _refuse_lacking(draft)
+                    done.append(_carry_out(conn, stored.policy, draft))
+        return done
+
+    return again_while_busy(once)
 
 
 def _carry_out(conn: Connection, policy: Policy, draft: Draft) -> AppliedPolicy:
@@ -128,6 +137,8 @@ def _transaction(conn: Connection) -> Iterator[None]:
     try:
         with conn.transaction():
             conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", POLICY_LOCK)
+            # Readers wait behind a statement that waits for ACCESS EXCLUSIVE, as row policies need it.
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [f"{LOCK_TIMEOUT_MS}ms"])
             yield
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         raise not_migrated() from None

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 
 from sqlguard.errors import GuardError
 
+T = TypeVar("T")
+#: Milliseconds that a statement waits for a lock before it steps aside.
+LOCK_TIMEOUT_MS = 300
 #: Two guards of one database would drop each other's half-made triggers; the second half says guard.
 LOCK = (0x73716C67, 2)
-_BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Runner:
     """Runs on a connection in autocommit mode; `budget` is how many seconds one step may keep trying."""
 
     conn: psycopg.Connection[Any]
-    lock_timeout_ms: int = 300
+    lock_timeout_ms: int = LOCK_TIMEOUT_MS
     budget: float = 120.0
 
     def __post_init__(self) -> None:
@@ -49,7 +52,7 @@ class Runner:
                 for statement in statements:
                     self.conn.execute(statement)
 
-        self._again_while_busy(once)
+        again_while_busy(once, self.budget)
 
     def run_concurrently(self, statement: sql.Composed) -> None:
         """Run a … CONCURRENTLY *statement*; it waits for others as long as it has to."""
@@ -61,26 +64,25 @@ class Runner:
             finally:
                 self.conn.execute("RESET lock_timeout")
 
-        self._again_while_busy(once)
+        again_while_busy(once, self.budget)
 
-    def _again_while_busy(self, once: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self.budget
-        pause = 0.1
-        while True:
-            try:
-                once()
-            except _BUSY as fault:
-                if time.monotonic() + pause > deadline:
-                    raise GuardError(
-                        f"a lock was not to be had for {self.budget:.0f} s: {str(fault).splitlines()[0]}",
-                        hint="look for long transactions in pg_stat_activity, then guard again: "
-                        "what is done is kept",
-                    ) from None
-                # Two guards that met should not meet again.
-                time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
-                pause = min(pause * 2, 2.0)
-            else:
-                return
+
+def again_while_busy(once: Callable[[], T], budget: float = 120.0) -> T:
+    """Return what *once* does; it is done anew while its locks are taken by others, for *budget* seconds."""
+    deadline = time.monotonic() + budget
+    pause = 0.1
+    while True:
+        try:
+            return once()
+        except BUSY as fault:
+            if time.monotonic() + pause > deadline:
+                raise GuardError(
+                    f"a lock was not to be had for {budget:.0f} s: {str(fault).splitlines()[0]}",
+                    hint="look for long transactions in pg_stat_activity, then do it again: what is done is kept",
+                ) from None
+            # Two that met should not meet again.
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter, not a secret
+            pause = min(pause * 2, 2.0)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ What a task's own login might try, without any guard, against plans, approvals, 
 Each test is one attack that once worked, or that would if its wall were taken away.
 """
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -253,6 +255,26 @@ def test_an_undo_does_not_wait_for_ever_for_an_agent_s_rows(world: World) -> Non
     with pytest.raises(Refused, match="locked") as caught:
         compensate.undo(world.owner, Scope(task=task.task.id))
     assert task.task.id in (caught.value.hint or "")
+
+
+def test_a_policy_is_applied_without_a_queue_behind_an_agent_s_open_transaction(world: World) -> None:
+    """A statement that waits for ACCESS EXCLUSIVE makes the application's readers wait behind it."""
+    agent = straight(world, world.task())
+    agent.execute("BEGIN")
+    agent.execute("SELECT count(*) FROM orders")
+    scoped = POLICY.replace('class = ["financial"]', 'class = ["financial"]\nrows = "customer_id = :c"')
+    operator = world.database.connect(world.database.owner_dsn)
+    with ThreadPoolExecutor(1) as pool:
+        applied = pool.submit(apply_policy, operator, parse_policy(scoped, "p"))
+        try:
+            world.owner.execute("SET statement_timeout = '1500ms'")
+            for _ in range(10):
+                world.owner.execute("SELECT count(*) FROM orders")
+                time.sleep(0.1)
+            assert not applied.done()
+        finally:
+            agent.execute("ROLLBACK")
+        assert applied.result(20).version == 2
 
 
 # --- what is pinned down
