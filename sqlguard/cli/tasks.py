@@ -168,7 +168,7 @@ def renew(
     as_json: Json = False,
 ) -> None:
     """
-    Let a task live longer.
+    Let a task live for so long from now: longer than it had, or shorter.
 
     Example: sqlguard task renew TASK --ttl 300s
     """

@@ -123,11 +123,17 @@ def free(name: str) -> bool:
     return ALLOWED.get(name) is _any
 
 
+def _closed(name: str) -> Objection:
+    own = ", ".join(f"`{known}`" for known in ALLOWED if known.startswith("sqlguard."))
+    hint = f"settings of a task are {own}" if name.startswith("sqlguard.") else "leave the setting as it is"
+    return Objection(f"`{name}` may not be changed here", hint)
+
+
 def objection(name: str, values: tuple[str, ...], context: Context, *, local: bool) -> Objection | None:
     """Return why the setting *name* can't be given *values*, None when it can."""
     check = ALLOWED.get(name)
     if check is None:
-        return Objection(f"`{name}` may not be changed here", "leave the setting as it is")
+        return _closed(name)
     if name == "search_path" and local:
         return Objection(
             "the search_path can't be set for one transaction", "write the schema in front of each name"
@@ -143,11 +149,7 @@ def of_statement(statement: Statement, _session: Session, context: Context) -> O
         return None
     if kind in ("VAR_RESET", "VAR_SET_DEFAULT"):
         # Back to what the role or the start of the session gave, which was decided then.
-        return (
-            None
-            if name in ALLOWED
-            else Objection(f"`{name}` may not be changed here", "leave the setting as it is")
-        )
+        return None if name in ALLOWED else _closed(name)
     if kind == "VAR_SET_MULTI":
         return _transaction(name, statement)
     values = statement.details["values"]
