@@ -61,7 +61,7 @@ SELECT md5(string_agg(t, '|' ORDER BY t)) FROM (
 #: What differs from one run to the next without anybody's rows: moments, processes, transactions.
 NOISE = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d[\d:.+-]*|\d+\.\d{3,}( ms)?|\b\d{4,}\b|0x[0-9a-f]+|sg_tk_\w+"
-    r"|\b[0-9A-F]+/[0-9A-F]+\b|[0-9A-F]{8}-[0-9A-F]{8}-\d"
+    r"|\b[0-9A-F]+/[0-9A-F]+\b|pg_temp_\d+|[0-9A-F]{8}-[0-9A-F]{8}-\d"
 )
 #: EXPLAIN: estimates come from statistics of the whole table, filtered rows are counted.
 EXPLAINED = re.compile(
