@@ -69,7 +69,8 @@ class Look:
         target = self.tables[one.relid]
         current = wanted = None
         if target is not None and all(n in target.by_name for n in names):
-            current = self._current(target, names, row["key"]) if names else None
+            # An erased row has no key any more.
+            current = self._current(target, names, row["key"]) if names and row["key"] else None
             wanted = self._wanted(one, target, row["before"])
             if one.op == "soft_delete" and wanted is None and current is not None:
                 # The deleted row is its own image.
