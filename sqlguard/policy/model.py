@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from sqlguard.errors import PolicyError
 
@@ -214,14 +215,18 @@ def parse_policy(text: str, source: str) -> Policy:
     return policy_from_document(document, source)
 
 
+def _told(fault: ErrorDetails) -> str:
+    return "there is no such key" if fault["type"] == "extra_forbidden" else fault["msg"]
+
+
 def policy_from_document(document: Mapping[str, Any], source: str) -> Policy:
     """Make a policy from its parsed document (as stored in `sqlguard.policy`). Raises PolicyError."""
     try:
         return Policy.model_validate(document)
     except ValidationError as fault:
-        lines = [f"{'.'.join(str(p) for p in e['loc']) or 'policy'}: {e['msg']}" for e in fault.errors()]
+        lines = [f"{'.'.join(str(p) for p in e['loc']) or 'policy'}: {_told(e)}" for e in fault.errors()]
         raise PolicyError(
             f"`{source}` is not a valid policy: {lines[0]}",
-            detail="\n".join(lines),
+            detail="\n".join(lines[1:]) or None,
             hint="mend the file; `sqlguard policy schema` prints what is allowed",
         ) from None

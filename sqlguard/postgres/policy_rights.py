@@ -71,7 +71,7 @@ def wanted(policy: Policy, world: World, *, strict: bool = True) -> Wanted:
     if faults and strict:
         raise PolicyError(
             f"policy `{policy.name}`: {faults[0]}",
-            detail="\n".join(faults),
+            detail="\n".join(faults[1:]) or None,
             hint="correct the names in the policy file, or create what is missing first",
         )
     warnings = faults
