@@ -60,7 +60,17 @@ def _finding(write: Write, context: Context) -> Finding | None:
             f"`{write.view.shown}` is a view: rows are deleted from its table",
             f"name {shown} instead, with a condition on its own columns",
         )
-    return _by_guard(write, guard_of(table, context.catalog))
+    guard = guard_of(table, context.catalog)
+    if guard is not None and guard.mode != granted.delete and write.rule is None:
+        # No DELETE is granted then: PostgreSQL would refuse it without a word about why.
+        return Finding(
+            "delete-mode",
+            Effect.REFUSE,
+            f"this task may not delete rows of `{shown}`: its policy says {granted.delete}, the guard {guard.mode}",
+            "leave the rows, or ask the operator to make the policy's `delete` and the guard's mode the same",
+            sqlstate="42501",
+        )
+    return _by_guard(write, guard)
 
 
 def _by_guard(write: Write, guard: Guard | None) -> Finding | None:

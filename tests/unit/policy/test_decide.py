@@ -57,7 +57,6 @@ def test_every_kind_has_a_rule_that_speaks_for_it(kind: Kind) -> None:
     [
         ("SELECT * FROM accounts", Effect.ALLOW),
         ("DELETE FROM orders WHERE id = 1", Effect.REWRITE),
-        ("DELETE FROM kv WHERE k = 'a'", Effect.ALLOW),
         ("DELETE FROM docs WHERE id = 1", Effect.REFUSE),
         ("DELETE FROM audit_log WHERE id = 1", Effect.REFUSE),
         ("WITH d AS (DELETE FROM orders WHERE id = 1 RETURNING *) SELECT * FROM d", Effect.REWRITE),
@@ -191,6 +190,16 @@ def test_functions_that_the_policy_lists(key: str) -> None:
 )
 def test_tiers(text: str, tier: str) -> None:
     assert verdict(text).tier == tier
+
+
+def test_a_delete_wants_the_same_of_policy_and_guard() -> None:
+    text = "DELETE FROM kv WHERE k = 'a'"
+    found = verdict(text)
+    assert found.decisive is not None
+    assert (found.effect, found.decisive.sqlstate) == (Effect.REFUSE, "42501")
+    assert "its policy says soft, the guard journal" in found.decisive.message
+    tables = {"app.*": ALL, "app.kv": {**ALL, "delete": "journal"}}
+    assert effect(text, context(tables=tables)) is Effect.ALLOW
 
 
 def test_gates_in_order() -> None:
