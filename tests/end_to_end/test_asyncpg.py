@@ -86,7 +86,13 @@ def test_transactions_and_savepoints(wired_world: Wired, agent: Agent) -> None:
         "SELECT id, note FROM orders WHERE id BETWEEN 40 AND 43 ORDER BY id"
     ).fetchall()
     assert found == [(40, "kept"), (41, None), (42, None), (43, None)]
-    assert wired_world.outcomes(agent) == ["committed", "rolled_back", "refused", "rolled_back", "rolled_back"]
+    assert wired_world.outcomes(agent) == [
+        "committed",
+        "rolled_back",
+        "refused",
+        "rolled_back",
+        "rolled_back",
+    ]
 
 
 def test_cursors(agent: Agent) -> None:
