@@ -64,19 +64,28 @@ def proxy(dsn: str, sightings: Sightings | None = None, **settings: Any) -> Iter
     ready = threading.Event()
     stop = asyncio.Event()
     made: list[Server] = []
+    faults: list[BaseException] = []
 
     async def run() -> None:
         server = Server(configured, operator, sightings)
-        await server.start()
-        made.append(server)
-        ready.set()
-        await stop.wait()
-        await server.stop()
+        try:
+            await server.start()
+            made.append(server)
+            ready.set()
+            await stop.wait()
+        except BaseException as fault:
+            faults.append(fault)
+            ready.set()
+        finally:
+            # A loop with a server that still listens can't be closed: it would wait for ever.
+            await server.stop()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="proxy")
     thread.start()
     try:
         assert ready.wait(20)
+        if faults:
+            raise faults[0]
         yield Proxy(port, made[0], operator, loop)
     finally:
         loop.call_soon_threadsafe(stop.set)
