@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from servers import Database, Servers, create, fit_to_server, fresh_database, shared_folder
 
 from sqlguard.embedded import EmbeddedServer
@@ -31,6 +32,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "server", versions, indirect=True, scope="session", ids=[f"pg{version}" for version in versions]
         )
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that runs in the tests' own process sets up logging for all that come after it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

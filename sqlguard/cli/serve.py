@@ -1,6 +1,7 @@
 """`serve`: the proxy and the janitor in one process."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +105,8 @@ def configure_logs(level: str, *, as_json: bool) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper(), logging.INFO)),
-        logger_factory=structlog.PrintLoggerFactory(file=typer.get_text_stream("stderr")),
+        # Looked up for each line: whoever runs a command in his own process may close what was stderr then.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 
