@@ -334,9 +334,11 @@ class Session:
         if head.reply not in _READY_OF_ITS_OWN:
             is_hidden = self._skip(head, raw)
         self._copy_ends()
+        if isinstance(head.error, bytes):
+            return head.error
         if head.error is not None:
-            return head.error(raw) if callable(head.error) else head.error
-        if is_hidden:
+            raw, is_changed = head.error(raw), True
+        if is_hidden or not raw:
             return b""
         if head.position is not None:
             return reports.moved(raw, head.position)

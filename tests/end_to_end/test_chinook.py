@@ -107,7 +107,9 @@ def preview(agent: psycopg.Connection[Any]) -> dict[str, int]:
     agent.execute("COMMIT")
     agent.execute("SET sqlguard.dry_run = off")
     counts: dict[str, int] = {}
-    for part in reports[-1].removeprefix("dry run, rolled back: ").split(", "):
+    told, _, plan = reports[-1].removeprefix("dry run, rolled back: ").partition("; plan ")
+    assert plan.isdigit()
+    for part in told.split(", "):
         number, _, _, table = part.split(" ")
         counts[table.removeprefix("public.")] = counts.get(table.removeprefix("public."), 0) + int(number)
     return counts

@@ -184,7 +184,7 @@ def test_errors_point_into_the_text_that_was_sent(agent: Agent) -> None:
                 conn.execute(sql)
             position = caught.value.diag.statement_position
             if position is not None:
-                assert sql[int(position) - 1 :].startswith(("nmae", "status"))
+                assert sql[int(position) - 1 :].startswith(("nmae", "status")), (sql, position, caught.value)
         with pytest.raises(psycopg.errors.SyntaxError) as caught:
             conn.execute("SELEC 1")
         assert caught.value.diag.statement_position == "1"
