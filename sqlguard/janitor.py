@@ -59,7 +59,7 @@ class Janitor:
         wait = self._interval
         while not self._stopping.is_set():
             try:
-                with connect(self._dsn) as conn:
+                with connect(self._dsn, alone=True) as conn:
                     wait = self._interval
                     self._sweep_until_broken(conn)
             except (DatabaseUnavailable, psycopg.Error) as fault:

@@ -8,25 +8,43 @@ a password: what libpq quotes of a connection string that it could not read may 
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from sqlguard.errors import BadAddress, DatabaseUnavailable
+from sqlguard.task import ROLE_PREFIX
 
 APPLICATION_NAME = "sqlguard"
 #: The first half of all advisory locks of ours, the bytes of "sqlg": an agent's session that takes one is ended.
 OWN_LOCKS = 0x73716C67
+#: Schemas of the path in which agents may create: a function there that fits our arguments better than the one of
+#: pg_catalog would be called in its place, with the operator's rights. Everything here is qualified for that reason.
+_OPEN = """
+    SELECT pg_catalog.array_agg(u.s ORDER BY u.n) FILTER (WHERE NOT u.is_open), pg_catalog.bool_or(u.is_open)
+    FROM (SELECT p.s::pg_catalog.text AS s, p.n,
+                 pg_catalog.has_schema_privilege(r.oid, p.s::pg_catalog.text, 'CREATE') AS is_open
+          FROM pg_catalog.pg_roles r,
+               pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY AS p (s, n)
+          WHERE r.rolname OPERATOR(pg_catalog.=) 'sqlguard_agent') u
+"""
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 
-def connect(dsn: str, *, autocommit: bool = True) -> psycopg.Connection:
+def connect(dsn: str, *, autocommit: bool = True, alone: bool = False) -> psycopg.Connection:
     """
     Open a connection to *dsn*.
+
+    An operator's finds no names in schemas where agents may create, and in none at all if *alone*, for what runs by
+    itself.
 
     Raises BadAddress when it is no connection string, DatabaseUnavailable when there is no connection to be had.
     """
     parts = parsed(dsn)
     try:
-        return psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=APPLICATION_NAME)
+        conn = psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=APPLICATION_NAME)
+        if autocommit and not conn.info.user.startswith(ROLE_PREFIX):
+            _narrow(conn, alone=alone)
+        return conn
     except psycopg.ProgrammingError as fault:
         raise _unreadable(str(fault)) from None
     except psycopg.OperationalError as fault:
@@ -34,6 +52,13 @@ def connect(dsn: str, *, autocommit: bool = True) -> psycopg.Connection:
         raise DatabaseUnavailable(
             f"can't connect to PostgreSQL: {_without(parts.get('password'), message)}"
         ) from None
+
+
+def _narrow(conn: psycopg.Connection, *, alone: bool) -> None:
+    kept, is_open = ([], True) if alone else conn.execute(_OPEN).fetchone() or ([], False)
+    if is_open:
+        names = sql.SQL(", ").join(map(sql.Identifier, kept)) if kept else sql.Literal("")
+        conn.execute(sql.SQL("SET search_path = {}").format(names))
 
 
 def parsed(dsn: str) -> dict[str, Any]:

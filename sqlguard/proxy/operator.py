@@ -97,7 +97,7 @@ class Operator:
 
     def start(self) -> None:
         """Connect and read the catalog; raises DatabaseUnavailable or NotConfigured."""
-        with connect(self._dsn) as conn:
+        with connect(self._dsn, alone=True) as conn:
             if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
                 raise NotConfigured(
                     "the database has no schema `sqlguard` yet", hint="run `sqlguard migrate` as the operator"
@@ -187,7 +187,7 @@ class Operator:
         for _ in range(_ATTEMPTS):
             conn = getattr(self._local, "connection", None)
             if conn is None or conn.closed:
-                conn = connect(self._dsn)
+                conn = connect(self._dsn, alone=True)
                 self._local.connection = conn
                 self._connections.append(conn)
             try:
@@ -207,7 +207,7 @@ class Operator:
         while not self._stopped.wait(self._check_seconds):
             try:
                 if conn is None or conn.closed:
-                    conn = connect(self._dsn)
+                    conn = connect(self._dsn, alone=True)
                 again = self._again.is_set()
                 self._again.clear()
                 if again or catalog_version(conn) != self.catalog.version:

@@ -118,7 +118,7 @@ class Writer:
         for _ in range(_ATTEMPTS):
             try:
                 if conn is None or conn.closed:
-                    conn = connect(self._dsn)
+                    conn = connect(self._dsn, alone=True)
                 if not _write_together(conn, intents, events):
                     _write_events(conn, events)
                     events = []

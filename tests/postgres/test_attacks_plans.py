@@ -7,7 +7,7 @@ Each test is one attack that once worked, or that would if its wall were taken a
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -19,8 +19,10 @@ from servers import Database, fresh_database
 import sqlguard
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.errors import Refused
+from sqlguard.janitor import Janitor
 from sqlguard.policy import parse_policy
 from sqlguard.postgres import compensate, plans
+from sqlguard.postgres.connect import connect
 from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.journal import show_action
 from sqlguard.postgres.migrate import migrate
@@ -89,6 +91,27 @@ def test_an_undo_calls_no_function_that_only_the_agent_names(world: World) -> No
                 agent.execute(f"SELECT sqlguard.{call}(%s)".encode(), [document])
     compensate.undo(world.owner, Scope(task=task.task.id))
     assert world.value("SELECT name FROM counters") == "orders"
+
+
+def test_what_runs_by_itself_finds_no_function_of_an_agent_s_in_its_way(world: World) -> None:
+    """Where PUBLIC may create in `public`, as in databases from PostgreSQL 14: a better match beats pg_catalog."""
+    world.owner.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    agent = straight(world, world.task())
+    for arguments in ("integer, smallint", "integer, integer"):
+        agent.execute(
+            f"CREATE FUNCTION public.pg_try_advisory_lock({arguments}) RETURNS boolean LANGUAGE plpgsql"
+            " AS 'BEGIN UPDATE public.counters SET name = current_user; RETURN true; END'".encode()
+        )
+    with Janitor(world.database.owner_dsn, interval=0.1):
+        time.sleep(1)
+    # What a person starts keeps to the path, without the schemas where agents may create.
+    with connect(world.database.owner_dsn) as operator:
+        assert operator.execute("SHOW search_path").fetchone() == ('""',)
+        assert not sweep(operator, datetime.now(UTC)).busy
+    assert world.value("SELECT name FROM counters") == "orders"
+    world.owner.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    with connect(world.database.owner_dsn) as operator:
+        assert operator.execute("SHOW search_path").fetchone() == ('"$user", public',)
 
 
 # --- approvals
