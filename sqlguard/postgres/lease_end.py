@@ -65,6 +65,10 @@ def shut_out(conn: Connection, role: str) -> list[str]:
     # Before anything that could wait for the locks that they hold.
     problems += leases.roll_back_prepared(conn, role)
     with conn.transaction():
+        # One at a time: PostgreSQL does not wait for who changes the same role, it fails.
+        conn.execute("SELECT FROM sqlguard.lease WHERE role = %s FOR UPDATE", [role])
+        if leases.role_oid(conn, role) is None:
+            return problems
         problems += leases.bar_role(conn, role)
     # Who has come in meanwhile, and what they have left.
     problems += leases.terminate_sessions(conn, role, oid)

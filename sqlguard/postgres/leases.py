@@ -269,4 +269,9 @@ def _become_member(conn: Connection, role: str) -> None:
     if row == (True,):
         return
     options = " WITH INHERIT TRUE" if has_grant_options(conn) else ""
-    conn.execute(sql.SQL("GRANT {} TO CURRENT_USER" + options).format(sql.Identifier(role)))
+    grant = sql.SQL("GRANT {} TO CURRENT_USER" + options).format(sql.Identifier(role))
+    try:
+        conn.execute(grant)
+    except psycopg.errors.InternalError_:
+        # `tuple concurrently updated`: another one is at the same, and may have done it.
+        conn.execute(grant)
