@@ -60,10 +60,7 @@ ARGUED: dict[str, tuple[Effect, str]] = {
         ),
     ),
     "hide-033": (Effect.ALLOW, "COPY … TO STDOUT of a table that may be read is a read"),
-    **dict.fromkeys(
-        ("del-013", "set-038", "set-040"),
-        (Effect.ALLOW, "the table's journal keeps the deleted row: undo brings it back, with the same key"),
-    ),
+    "del-013": (Effect.REFUSE, "the policy says soft where the table is guarded with a journal: told so"),
     "set-027": (Effect.ALLOW, "drivers set the time zone; it changes only how moments are shown"),
     **dict.fromkeys(("set-033", "set-034", "set-036", "set-037"), (Effect.ALLOW, RESET)),
 }
