@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 from servers import Database, Servers, create, fit_to_server, fresh_database, shared_folder
@@ -16,6 +17,12 @@ from servers import Database, Servers, create, fit_to_server, fresh_database, sh
 from sqlguard.embedded import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long an example takes says something of the machine's other work only.
+hypothesis.settings.register_profile(
+    "sqlguard", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("sqlguard")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
