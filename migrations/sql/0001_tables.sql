@@ -154,7 +154,8 @@ CREATE TABLE sqlguard.event (
     task_id text,
     at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     kind text NOT NULL
-        CHECK (kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled')),
+        CHECK (kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled', 'erased',
+                        'planned', 'rejected', 'revoked', 'compensating', 'compensated', 'mitigated', 'uncompensated')),
     detail jsonb NOT NULL DEFAULT '{}',
     by text NOT NULL DEFAULT session_user
 );

@@ -300,12 +300,39 @@ CREATE FUNCTION sqlguard.record_intents(intents jsonb[]) RETURNS bigint[]
         END
     $$;
 
+-- Events are chained in two steps, so that a caller can look at what is there once nobody else can add to it. With the
+-- caller's path and patience.
+CREATE FUNCTION sqlguard.chain_end(task text) RETURNS bytea
+    LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            last bytea;
+        BEGIN
+            INSERT INTO sqlguard.chain (task_id) VALUES (task) ON CONFLICT DO NOTHING;
+            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = task FOR UPDATE;
+            RETURN last;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.append(e sqlguard.event) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+        BEGIN
+            e.id := nextval('sqlguard.event_id_seq');
+            e.at := clock_timestamp();
+            e.by := session_user;
+            e.hash := sqlguard.chained(e.prev_hash, sqlguard.event_values(e));
+            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
+            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
+            RETURN e.id;
+        END
+    $$;
+
 CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEFAULT '{}') RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
     AS $$
         DECLARE
             e sqlguard.event;
-            last bytea;
         BEGIN
             SELECT a.task_id INTO e.task_id FROM sqlguard.action a WHERE a.id = record_event.action;
             IF NOT FOUND THEN
@@ -316,25 +343,17 @@ CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEF
                 AND NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
                 RAISE EXCEPTION 'a task may not say that an action was `%`', kind USING ERRCODE = '42501';
             END IF;
-            INSERT INTO sqlguard.chain (task_id) VALUES (e.task_id) ON CONFLICT DO NOTHING;
-            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = e.task_id FOR UPDATE;
+            e.prev_hash := sqlguard.chain_end(e.task_id);
             -- The newest end counts, so a task's own session writes one, and none behind the guard's.
             IF session_user::text LIKE 'sg\_tk\_%' AND kind <> 'started' AND EXISTS (
                 SELECT FROM sqlguard.event x WHERE x.action_id = record_event.action
                     AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
                 RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
             END IF;
-            e.id := nextval('sqlguard.event_id_seq');
             e.action_id := action;
-            e.at := clock_timestamp();
             e.kind := kind;
             e.detail := coalesce(detail, '{}');
-            e.by := session_user;
-            e.prev_hash := last;
-            e.hash := sqlguard.chained(last, sqlguard.event_values(e));
-            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
-            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
-            RETURN e.id;
+            RETURN sqlguard.append(e);
         END
     $$;
 
@@ -515,7 +534,7 @@ REVOKE ALL ON FUNCTION
     sqlguard.event_values(sqlguard.event), sqlguard.chained(bytea, text[]), sqlguard.authorised_task(text),
     sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.key_scope(sqlguard.task),
     sqlguard.refuse_other_statement(text, text), sqlguard.refuse_unlisted_answers(sqlguard.task, text),
-    sqlguard.record_intent(jsonb),
+    sqlguard.record_intent(jsonb), sqlguard.chain_end(text), sqlguard.append(sqlguard.event),
     sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
     sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),

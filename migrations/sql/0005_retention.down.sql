@@ -27,7 +27,4 @@ REVOKE UPDATE (detail) ON sqlguard.event FROM CURRENT_USER;
 REVOKE UPDATE (key, new_key, before, removal_id) ON sqlguard.row_change FROM CURRENT_USER;
 DROP TABLE sqlguard.erasure_run, sqlguard.removed, sqlguard.removal, sqlguard.hold;
 DROP INDEX sqlguard.event_erased;
-ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
-ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK (
-    kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled'));
 ALTER TABLE sqlguard.row_change DROP COLUMN removal_id;

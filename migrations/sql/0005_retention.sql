@@ -51,9 +51,6 @@ CREATE INDEX removed_relation ON sqlguard.removed (relid) WHERE change_set_id IS
 ALTER TABLE sqlguard.row_change ADD COLUMN removal_id bigint;
 CREATE INDEX row_change_removed ON sqlguard.row_change (change_set_id) WHERE removal_id IS NOT NULL;
 
-ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
-ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK (
-    kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled', 'erased'));
 CREATE INDEX event_erased ON sqlguard.event ((detail ->> 'chain'), ((detail ->> 'entry')::bigint))
     WHERE kind = 'erased';
 
@@ -161,21 +158,13 @@ CREATE FUNCTION sqlguard.note_erasure(removal bigint, task text, chain text, ent
     AS $$
         DECLARE
             e sqlguard.event;
-            last bytea;
         BEGIN
-            INSERT INTO sqlguard.chain (task_id) VALUES (task) ON CONFLICT DO NOTHING;
-            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = task FOR UPDATE;
-            e.id := nextval('sqlguard.event_id_seq');
             e.task_id := task;
-            e.at := clock_timestamp();
+            e.prev_hash := sqlguard.chain_end(task);
             e.kind := 'erased';
             e.detail := jsonb_build_object('removal', removal, 'chain', chain, 'entry', entry,
                 'was', encode(was, 'hex'), 'now', encode(is_now, 'hex'));
-            e.by := session_user;
-            e.prev_hash := last;
-            e.hash := sqlguard.chained(last, sqlguard.event_values(e));
-            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
-            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = task;
+            PERFORM sqlguard.append(e);
         END
     $$;
 

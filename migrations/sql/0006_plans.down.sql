@@ -17,7 +17,3 @@ CREATE OR REPLACE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, messag
     $$;
 DROP TABLE sqlguard.plan_run, sqlguard.plan_secret, sqlguard.plan_decision, sqlguard.plan;
 DROP FUNCTION sqlguard.check_plan_run();
--- Entries of the kinds that go stay where they are: the journal only grows, and its chains must verify.
-ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
-ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK (
-    kind IN ('previewed', 'approved', 'started', 'committed', 'failed', 'undone', 'reconciled', 'erased')) NOT VALID;

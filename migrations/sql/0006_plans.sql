@@ -4,17 +4,6 @@
 -- rows, in the transaction of the run; when an approved plan is redeemed it is made again, in the transaction that
 -- commits. So whatever a session says of itself, what was approved and what is committed are the same rows.
 
-DO $$
-DECLARE
-    there text := (SELECT pg_catalog.pg_get_expr(c.conbin, c.conrelid) FROM pg_catalog.pg_constraint c
-                   WHERE c.conrelid = 'sqlguard.event'::regclass AND c.conname = 'event_kind_check');
-BEGIN
-    ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
-    EXECUTE pg_catalog.format(
-        'ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK ((%s) OR kind IN'
-        ' (''planned'', ''rejected'', ''revoked''))', there);
-END $$;
-
 CREATE TABLE sqlguard.plan (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     task_id text NOT NULL,
@@ -378,22 +367,13 @@ CREATE FUNCTION sqlguard.append_event(action bigint, kind text, detail jsonb) RE
     AS $$
         DECLARE
             e sqlguard.event;
-            last bytea;
         BEGIN
             SELECT a.task_id INTO STRICT e.task_id FROM sqlguard.action a WHERE a.id = append_event.action;
-            INSERT INTO sqlguard.chain (task_id) VALUES (e.task_id) ON CONFLICT DO NOTHING;
-            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = e.task_id FOR UPDATE;
-            e.id := nextval('sqlguard.event_id_seq');
+            e.prev_hash := sqlguard.chain_end(e.task_id);
             e.action_id := action;
-            e.at := clock_timestamp();
             e.kind := kind;
             e.detail := coalesce(detail, '{}');
-            e.by := session_user;
-            e.prev_hash := last;
-            e.hash := sqlguard.chained(last, sqlguard.event_values(e));
-            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
-            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
-            RETURN e.id;
+            RETURN sqlguard.append(e);
         END
     $$;
 

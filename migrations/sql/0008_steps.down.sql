@@ -1,5 +1,4 @@
 -- Steps that are not SQL, and the feed that tells other systems of actions.
--- The constraint on kinds of events stays as wide as it is: entries with them may be there, and they stay.
 DROP TRIGGER notify_feeds ON sqlguard.event;
 DROP TRIGGER notify_feeds ON sqlguard.action;
 DROP FUNCTION sqlguard.notify_feeds();

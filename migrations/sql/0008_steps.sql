@@ -4,17 +4,6 @@
 -- what answers it as compensation. So the hash chain covers what an undo will do. What became of it, and of its
 -- compensation, are events of the action; nothing is ever rewritten.
 
-DO $$
-DECLARE
-    there text := (SELECT pg_catalog.pg_get_expr(c.conbin, c.conrelid) FROM pg_catalog.pg_constraint c
-                   WHERE c.conrelid = 'sqlguard.event'::regclass AND c.conname = 'event_kind_check');
-BEGIN
-    ALTER TABLE sqlguard.event DROP CONSTRAINT event_kind_check;
-    EXECUTE pg_catalog.format(
-        'ALTER TABLE sqlguard.event ADD CONSTRAINT event_kind_check CHECK ((%s) OR kind IN'
-        ' (''compensating'', ''compensated'', ''mitigated'', ''uncompensated''))', there);
-END $$;
-
 CREATE INDEX action_tool ON sqlguard.action (idempotency_key) WHERE kind = 'tool';
 
 -- Journal the call of a tool and say whether it may be made: `repeats` is the action that made the very same call
@@ -120,18 +109,12 @@ CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RET
                 RAISE EXCEPTION 'the approval of action % was used', action
                     USING ERRCODE = 'SG002', HINT = 'each call needs an approval of its own';
             END IF;
-            INSERT INTO sqlguard.chain (task_id) VALUES (a.task_id) ON CONFLICT DO NOTHING;
-            SELECT c.event_hash INTO e.prev_hash FROM sqlguard.chain c WHERE c.task_id = a.task_id FOR UPDATE;
-            e.id := nextval('sqlguard.event_id_seq');
             e.action_id := action;
             e.task_id := a.task_id;
-            e.at := clock_timestamp();
+            e.prev_hash := sqlguard.chain_end(a.task_id);
             e.kind := 'approved';
             e.detail := jsonb_strip_nulls(jsonb_build_object('note', note));
-            e.by := session_user;
-            e.hash := sqlguard.chained(e.prev_hash, sqlguard.event_values(e));
-            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
-            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = a.task_id;
+            PERFORM sqlguard.append(e);
         END
     $$;
 

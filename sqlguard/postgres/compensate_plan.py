@@ -87,14 +87,12 @@ def answers_of(step: Step) -> Iterator[tuple[int, Answer | None]]:
 
 def _condition(scope: Scope) -> sql.Composable:
     parts: list[sql.Composable] = [sql.SQL("true")]
-    if scope.task is not None:
-        parts.append(sql.SQL("a.task_id = {}").format(sql.Literal(scope.task)))
-    if scope.action is not None:
-        parts.append(sql.SQL("a.id = {}").format(sql.Literal(scope.action)))
-    if scope.since is not None:
-        parts.append(sql.SQL("a.at >= {}").format(sql.Literal(scope.since)))
-    if scope.agent is not None:
-        parts.append(sql.SQL("a.agent = {}").format(sql.Literal(scope.agent)))
+    parts += scope.where(
+        task=sql.SQL("a.task_id = {}"),
+        action=sql.SQL("a.id = {}"),
+        since=sql.SQL("a.at >= {}"),
+        agent=sql.SQL("a.agent = {}"),
+    )
     return sql.SQL(" AND ").join(parts)
 
 

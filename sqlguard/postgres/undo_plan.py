@@ -59,16 +59,18 @@ class Scope:
             if self.undo is not None
             else sql.SQL("c.undo_id IS NULL")
         ]
-        if self.task is not None:
-            parts.append(sql.SQL("c.task_id = {}").format(sql.Literal(self.task)))
-        if self.action is not None:
-            parts.append(sql.SQL("c.action_id = {}").format(sql.Literal(self.action)))
-        if self.since is not None:
-            parts.append(sql.SQL("c.at >= {}").format(sql.Literal(self.since)))
-        if self.agent is not None:
-            chosen = sql.SQL("c.task_id IN (SELECT t.id FROM sqlguard.task t WHERE t.agent = {})")
-            parts.append(chosen.format(sql.Literal(self.agent)))
+        parts += self.where(
+            task=sql.SQL("c.task_id = {}"),
+            action=sql.SQL("c.action_id = {}"),
+            since=sql.SQL("c.at >= {}"),
+            agent=sql.SQL("c.task_id IN (SELECT t.id FROM sqlguard.task t WHERE t.agent = {})"),
+        )
         return sql.SQL(" AND ").join(parts)
+
+    def where(self, **conditions: sql.SQL) -> list[sql.Composable]:
+        """Return those of *conditions* whose field says something, with its value in their place `{}`."""
+        given = ((text, getattr(self, field)) for field, text in conditions.items())
+        return [text.format(sql.Literal(value)) for text, value in given if value is not None]
 
     def as_dict(self) -> dict[str, Any]:
         found = {"task": self.task, "action": self.action, "undo": self.undo, "agent": self.agent}

@@ -12,18 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 from end_to_end.inprocess import Proxy, proxy
-from postgres.test_plans import POLICY, SHOP, World
+from postgres.test_plans import World, plan_shop
 from psycopg import pq
-from servers import fresh_database
 
 from sqlguard.dsn import url
 from sqlguard.embedded import EmbeddedServer
-from sqlguard.policy import parse_policy
 from sqlguard.postgres import plans
-from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.journal import list_actions, verify
-from sqlguard.postgres.migrate import migrate
-from sqlguard.postgres.policy_apply import apply_policy
 
 SURE = "/*confidence='0.9'*/"
 DELETE = f"DELETE FROM customers WHERE id = %s {SURE}"
@@ -48,17 +43,10 @@ class Shop(World):
 
 @pytest.fixture
 def shop(server: EmbeddedServer) -> Iterator[Shop]:
-    with fresh_database(server) as database:
-        migrate(database.owner_dsn)
-        owner = database.connect(database.owner_dsn)
-        owner.execute(SHOP)
-        guard_tables(owner, ["customers", "orders", "late"], mode="soft")
-        guard_tables(owner, ["items"], mode="journal")
-        apply_policy(owner, parse_policy(POLICY, "policy"))
-        with proxy(database.owner_dsn) as running:
-            made = Shop(database, owner)
-            made.proxy = running
-            yield made
+    with plan_shop(server) as (database, owner), proxy(database.owner_dsn) as running:
+        made = Shop(database, owner)
+        made.proxy = running
+        yield made
 
 
 @pytest.fixture(params=["simple", "extended", "prepared"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,8 +109,9 @@ class World:
         return [p.state for p in plans.list_plans(self.owner)]
 
 
-@pytest.fixture
-def world(server: EmbeddedServer) -> Iterator[World]:
+@contextmanager
+def plan_shop(server: EmbeddedServer) -> Iterator[tuple[Database, psycopg.Connection[Any]]]:
+    """Yield a guarded shop with the policy applied, and its owner's connection."""
     with fresh_database(server) as database:
         migrate(database.owner_dsn)
         owner = database.connect(database.owner_dsn)
@@ -117,6 +119,12 @@ def world(server: EmbeddedServer) -> Iterator[World]:
         guard_tables(owner, ["customers", "orders", "late"], mode="soft")
         guard_tables(owner, ["items"], mode="journal")
         apply_policy(owner, parse_policy(POLICY, "policy"))
+        yield database, owner
+
+
+@pytest.fixture
+def world(server: EmbeddedServer) -> Iterator[World]:
+    with plan_shop(server) as (database, owner):
         yield World(database, owner)
 
 

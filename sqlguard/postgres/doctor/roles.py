@@ -17,6 +17,18 @@ _NO_EXTENSION = "NOT EXISTS (SELECT FROM pg_depend x WHERE x.objid = p.oid AND x
 #: Guarding makes functions in PL/pgSQL and a restore a temporary table, both with the rights of this role.
 _OPERATOR = "(SELECT o.nspowner::regrole::text FROM pg_namespace o WHERE o.nspname = 'sqlguard')"
 
+
+def _rights(grantee: str, condition: str) -> str:
+    """Return the query for relations on which everybody who is *grantee* has rights, and what takes them back."""
+    return f"""SELECT c.oid::regclass AS object, string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type) AS more,
+                      format('REVOKE %s ON %s FROM {grantee}',
+                             string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type), c.oid::regclass) AS sql,
+                      c.oid::bigint AS relid
+               FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(c.relacl) x
+               WHERE {condition} AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {_OWN}
+               GROUP BY c.oid"""
+
+
 CHECKS = (
     Check(
         "operator-superuser",
@@ -86,24 +98,14 @@ CHECKS = (
         Severity.BROKEN,
         _WALL,
         "every agent has {more} on `{object}`, whatever its policy says",
-        f"""SELECT c.oid::regclass AS object, string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type) AS more,
-                   format('REVOKE %s ON %s FROM sqlguard_agent', string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type),
-                          c.oid::regclass) AS sql, c.oid::bigint AS relid
-            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(c.relacl) x
-            WHERE x.grantee = 'sqlguard_agent'::regrole AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {_OWN}
-            GROUP BY c.oid""",
+        _rights("sqlguard_agent", "x.grantee = 'sqlguard_agent'::regrole"),
     ),
     Check(
         "public-write",
         Severity.BROKEN,
         _WALL,
         "PUBLIC, and so every agent, has {more} on `{object}`",
-        f"""SELECT c.oid::regclass AS object, string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type) AS more,
-                   format('REVOKE %s ON %s FROM PUBLIC', string_agg(x.privilege_type, ', ' ORDER BY x.privilege_type),
-                          c.oid::regclass) AS sql, c.oid::bigint AS relid
-            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(c.relacl) x
-            WHERE x.grantee = 0 AND x.privilege_type <> 'SELECT' AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {_OWN}
-            GROUP BY c.oid""",
+        _rights("PUBLIC", "x.grantee = 0 AND x.privilege_type <> 'SELECT'"),
     ),
     Check(
         "public-read",
