@@ -63,7 +63,6 @@ class Results:
 
     def take(self, out: bytes) -> bytes:  # long: one loop over messages
         """Return what goes out of *out*. Raises TooLate."""
-        self._is_open = True
         pieces: list[bytes] = []
         at = start = 0
         if self._rest:
@@ -76,6 +75,7 @@ class Results:
         while size - at >= _HEADER_BYTES:
             kind, length = HEADER.unpack_from(out, at)
             end = at + 1 + length
+            self._is_open = True
             if kind in _ROWS:
                 passes = self._counts(length + 1)
             elif end > size:
@@ -94,6 +94,8 @@ class Results:
             at = min(end, size)
         pieces.append(out[start:at])
         self._held = out[at:]
+        # A message that is here in part is not over with the ReadyForQuery before it: nothing may pass it.
+        self._is_open = self._is_open or bool(self._held or self._rest)
         return b"".join(pieces)
 
     def _counts(self, size: int) -> bool:

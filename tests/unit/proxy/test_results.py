@@ -1,6 +1,8 @@
 """A result is cut at its limit wherever the chunks fall, and what the client is told fits together."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sqlguard.budget import ResultLimits
 from sqlguard.proxy.results import Results, State, TooLate
@@ -33,6 +35,22 @@ SIZES = (1, 2, 7, 11, 10_000)
 def test_what_fits_is_passed_as_it_is(size: int) -> None:
     stream = (HEAD + ROW * 3 + DONE + READY) * 3 + NOTICE + HEAD + ROW + FAULT + READY
     assert run(stream, size)[0] == stream
+
+
+@given(st.lists(st.integers(1, 120), min_size=1), st.sampled_from([None, 100]))
+def test_no_chunk_goes_past_what_is_held_of_the_one_before(sizes: list[int], rows: int | None) -> None:
+    """A chunk may end in the next answer's first message, and the one behind it with a ReadyForQuery."""
+    stream = (HEAD + ROW * 2 + DONE + READY) * (sum(sizes) // 40 + 1)
+    results = Results(ResultLimits(rows), OURS)
+    out = b""
+    at = 0
+    for size in [*sizes, len(stream)]:
+        chunk = stream[at : at + size]
+        out += chunk if results.passes(chunk) else results.take(chunk)
+        at += size
+        # Nothing but a header in pieces waits for more.
+        assert len(stream[:at]) - len(out) < max(map(len, (HEAD, DONE, READY)))
+    assert out == stream
 
 
 @pytest.mark.parametrize("size", SIZES)
