@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import bulk, decision, locks, proxy, reads, tasks, undo
+from benchmarks import bulk, decision, idle, locks, preview, proxy, reads, tasks, undo
 from benchmarks.measure import Result
 from benchmarks.options import Options
 from benchmarks.report import as_json, plot, show
@@ -24,9 +24,10 @@ BENCHMARKS: dict[str, Run] = {
     "read": reads.run,
     "task": tasks.run,
     "undo": undo.run,
-    "preview": bulk.previews,
+    "preview": preview.run,
     "write": proxy.writes,
     "proxy": proxy.run,
+    "idle": idle.run,
     "locks": locks.run,
 }
 #: Measured when asked for only: two million rows take their time.

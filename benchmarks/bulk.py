@@ -1,7 +1,6 @@
 """Writes of 50,000 of 200,000 rows by an agent, capture included, compared with the same by nobody in particular."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -9,7 +8,6 @@ import psycopg
 from benchmarks.measure import Goal, Label, Result, Slice, compare, timed
 from benchmarks.options import Options
 from benchmarks.world import POLICY, World, twins
-from sqlguard.connection import connect
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.gate import Gate
 from sqlguard.policy import parse_policy
@@ -77,31 +75,6 @@ def captures(server: EmbeddedServer, options: Options) -> Iterator[Result]:
         )
 
 
-def previews(server: EmbeddedServer, options: Options) -> Iterator[Result]:
-    """A preview through the Python connection, against BEGIN, the statement, ROLLBACK in the same role."""
-    with twins(server, ROWS, "soft") as world:
-        agent = world.agent()
-        with connect(world.dsn, task=world.task_id) as guarded:
-            for case, where, goal in (
-                ("50,000 rows", "id % 4 = 1", Goal(1.3)),
-                # What does not depend on the rows: two entries of the journal, each of which waits for the disk.
-                ("1,000 rows", "id <= 1000", None),
-            ):
-                text = f"UPDATE t SET note = 'changed', price = price + 1 WHERE {where}"
-                yield compare(
-                    Label("preview", f"UPDATE of {case}", "BEGIN; UPDATE; ROLLBACK", goal),
-                    _after_vacuum(world, partial(guarded.preview, text)),
-                    _after_vacuum(world, partial(_tried, agent, text)),
-                    options.rounds(5),
-                )
-
-
-def _tried(conn: psycopg.Connection[Any], text: str) -> None:
-    conn.execute("BEGIN")
-    conn.execute(text)
-    conn.execute("ROLLBACK")
-
-
 def _rewritten(world: World, text: str, mode: str) -> str:
     """Return what the gate makes of *text*."""
     policy = parse_policy(POLICY.replace("DELETE_MODE", mode), "bench.toml")
@@ -109,14 +82,6 @@ def _rewritten(world: World, text: str, mode: str) -> str:
     assert decision.allowed, decision.verdict
     assert decision.rewritten == (mode == "soft")
     return decision.text
-
-
-def _after_vacuum(world: World, work: Callable[[], object]) -> Slice:
-    def measured() -> float:
-        world.owner.execute("VACUUM guarded.t, bare.t")
-        return timed(work)
-
-    return measured
 
 
 def _rolled_back(world: World, conn: psycopg.Connection[Any], text: str, *, action: bool = False) -> Slice:

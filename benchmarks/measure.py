@@ -26,7 +26,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`ratio` is a median, `low` and `high` the quartiles around it; `ours` and `base` are median costs in seconds."""
+    """`ratio` is a median, `low` and `high` the quartiles around it; `ours` and `base` are median costs in *unit*."""
 
     benchmark: str
     case: str
@@ -38,6 +38,7 @@ class Result:
     base: float
     rounds: int
     goal: Goal | None = None
+    unit: str = "s"
 
     @property
     def met(self) -> bool | None:
@@ -55,6 +56,21 @@ class Label:
     case: str
     against: str
     goal: Goal | None = None
+
+
+def counted(label: Label, found: float, allowed: float, unit: str) -> Result:
+    """Return a number of *unit*, measured once, against the number that is allowed."""
+    ratio = found / allowed
+    return Result(
+        **asdict(label) | {"goal": label.goal},
+        ratio=ratio,
+        low=ratio,
+        high=ratio,
+        ours=found,
+        base=allowed,
+        rounds=1,
+        unit=unit,
+    )
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -26,8 +26,8 @@ def show(results: Sequence[Result], console: Console) -> None:
             r.benchmark if r.benchmark != before else "",
             r.case,
             r.against,
-            _time(r.ours),
-            _time(r.base),
+            _amount(r.ours, r.unit),
+            _amount(r.base, r.unit),
             f"[bold]{_number(r.ratio)}[/]",
             f"{_number(r.low)}-{_number(r.high)}",
             "" if r.goal is None else str(r.goal),
@@ -81,6 +81,10 @@ def plot(results: Sequence[Result], path: Path) -> bool:
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _amount(value: float, unit: str) -> str:
+    return _time(value) if unit == "s" else f"{value:.0f} {unit}"
 
 
 def _time(seconds: float) -> str:
