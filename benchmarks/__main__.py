@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--only NAME…] [--json FILE] [--plot FILE] [--effort N] [--rows N] [--pg VERSION]`."""
+"""`python -m benchmarks --help` says what it takes."""
 
 import argparse
 import os
@@ -32,6 +32,8 @@ BENCHMARKS: dict[str, Run] = {
 }
 #: Measured when asked for only: two million rows take their time.
 ASKED = frozenset({"locks"})
+#: What is quick enough to look at between two changes of the proxy: under three minutes.
+QUICK = ("proxy",)
 
 
 def main() -> None:
@@ -41,12 +43,17 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", choices=[*BENCHMARKS], help="one benchmark; may be repeated"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(QUICK)} only, with half of the rounds"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     parser.add_argument("--plot", type=Path, metavar="FILE", default=Path("build/benchmarks.png"))
     parser.add_argument("--effort", type=float, default=1.0, help="so many times the usual rounds")
     parser.add_argument("--rows", type=int, default=100_000, help="rows that the undo takes back")
     parser.add_argument("--pg", type=int, help="version of PostgreSQL; default: what is found first")
     given = parser.parse_args()
+    if given.quick:
+        given.only, given.effort = given.only or [*QUICK], given.effort / 2
     options = Options(given.effort, given.rows)
     console = Console(width=None if os.isatty(1) else 150)
     began = time.monotonic()

@@ -44,6 +44,8 @@ ANALYZE guarded.big;
 CREATE TABLE guarded.taken (id integer PRIMARY KEY, body text NOT NULL);
 """
 _TPS = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
+#: Seconds.
+_SLICE = 0.4
 _CONNECTIONS = 25
 
 
@@ -137,7 +139,7 @@ def _selects(dsns: Mapping[str, str], folder: Path, options: Options) -> Iterato
         sides: dict[str, Slice] = {
             name: _pgbench(dsn, folder, protocol, clients, texts) for name, dsn in dsns.items()
         }
-        found = cycles(sides, options.rounds(4))
+        found = cycles(sides, options.rounds(12))
         against = "PgBouncer" if "PgBouncer" in dsns else "direct"
         wanted = goal if against == "PgBouncer" else None
         yield result(Label("proxy", f"SELECT, {case}", against, wanted), found, "proxy", against)
@@ -153,20 +155,29 @@ def _speed(label: Label, found: list[dict[str, float]]) -> Result:
 
 
 def _pgbench(dsn: str, folder: Path, protocol: str, clients: int, texts: int) -> Slice:
-    """Return a slice of one second of SELECTs that gives the seconds for one of them."""
+    """
+    Return a slice of SELECTs that gives the seconds for one of them.
+
+    The first one, which does not count, takes a second and finds out how many the others do in `_SLICE`: the shorter
+    they are, the nearer to each other in time the sides are, and the less other work of the machine tells.
+    """
     program = _program("pgbench")
     if program is None:
         return _selecting(dsn, clients, texts, prepare=protocol == "prepared")
     script = folder / f"select-{texts}.sql"
     script.write_text(f"\\set id random(1, {texts})\n{SELECT.format(':id')}\n", encoding="utf-8")
-    words = [program, "--no-vacuum", f"--protocol={protocol}", f"--client={clients}", "--time=1"]
+    words = [program, "--no-vacuum", f"--protocol={protocol}", f"--client={clients}"]
     words += ["--jobs=1", f"--file={script}", dsn]
+    length = "--time=1"
 
     def measured() -> float:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        nonlocal length
+        done = subprocess.run([*words, length], capture_output=True, text=True, check=False)
         found = _TPS.search(done.stdout)
         if done.returncode or found is None:
             raise RuntimeError(f"pgbench: {done.stderr or done.stdout}")
+        if length == "--time=1":
+            length = f"--transactions={max(20, round(float(found[1]) * _SLICE / clients))}"
         return 1 / float(found[1])
 
     return measured

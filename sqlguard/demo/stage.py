@@ -80,19 +80,26 @@ def guard_the_shop(dsn: str) -> None:
 @contextmanager
 def proxy(dsn: str, folder: Path) -> Iterator[int]:
     """Run `sqlguard serve` as a process of its own and yield its port."""
+    with proxy_process(dsn, folder) as (port, _):
+        yield port
+
+
+@contextmanager
+def proxy_process(dsn: str, folder: Path, **environment: str) -> Iterator[tuple[int, int]]:
+    """Do the same with more settings, and yield port and process number."""
     port = free_port()
     log = folder / "proxy.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
             [sys.executable, "-m", "sqlguard", "serve", "--listen", f"127.0.0.1:{port}"],
-            env={**os.environ, "SQLGUARD_DSN": dsn},
+            env={**os.environ, "SQLGUARD_DSN": dsn, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
         )
     try:
         _wait_for(port, process, log)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         try:
