@@ -34,6 +34,7 @@ class Kind(NamedTuple):
     mode: Mode
     unique: UniqueChoice
     accept: tuple[str, ...]
+    fix_views: bool
     existing: Mode | None
     schema: str | None
     #: The table changes in the same revision.
@@ -41,7 +42,7 @@ class Kind(NamedTuple):
 
     def order(self) -> tuple[object, ...]:
         known = (self.existing or "", self.schema or "", self.is_changed)
-        return (_ORDER.index(self.mode), self.unique, self.accept, *known)
+        return (_ORDER.index(self.mode), self.unique, self.accept, self.fix_views, *known)
 
 
 def leave_out_sqlguard(_: AutogenContext, __: ops.UpgradeOps, schemas: set[str | None]) -> Any:
@@ -179,6 +180,7 @@ def _guards(
             mode=kind.mode,
             unique=kind.unique,
             accept=kind.accept,
+            fix_views=kind.fix_views,
             existing_mode=kind.existing,
         )
         guard.loosened = kind.is_changed
@@ -194,19 +196,21 @@ def _made_way(guard: GuardOp) -> LoosenOp:
         next_mode=guard.mode,
         unique=guard.unique,
         accept=guard.accept,
+        fix_views=guard.fix_views,
     )
 
 
 def _is_due(declared: Declaration, state: State, *, is_changed: bool) -> bool:
     if declared.mode not in ("auto", state.mode) or is_changed or state.stale:
         return True
+    if state.mode == "soft" and declared.fix_views and state.owner_views:
+        return True
     # What was converted stays converted: only `keep` to `partial` is a step that guarding takes.
     return state.mode == "soft" and declared.unique == "partial" and state.unique == "keep"
 
 
 def _kind(declared: Declaration, state: State | None, schema: str | None, *, is_changed: bool) -> Kind:
-    if state is None:
-        return Kind(declared.mode or "auto", declared.unique, declared.accept, None, schema, is_changed=False)
-    existing: Any = state.mode
-    mode: Any = existing if declared.mode == "auto" else declared.mode
-    return Kind(mode, declared.unique, declared.accept, existing, schema, is_changed)
+    existing: Any = state.mode if state else None
+    mode: Any = existing if existing and declared.mode == "auto" else declared.mode or "auto"
+    said = declared.unique, declared.accept, declared.fix_views
+    return Kind(mode, *said, existing, schema, is_changed and state is not None)

@@ -7,7 +7,7 @@ What the models say about guards: `Table.info`, or the policy files.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import MetaData, Table
@@ -31,6 +31,8 @@ class Declaration:
     unique: UniqueChoice = "partial"
     #: Reason codes of the pre-flight that do not matter for this table.
     accept: tuple[str, ...] = ()
+    #: Whether the views over it are made to read with their reader's rights.
+    fix_views: bool = False
 
 
 def declaration(table: Table) -> Declaration | None:
@@ -75,13 +77,14 @@ def _read(value: object, name: str) -> Declaration:
     if isinstance(value, str):
         value = {"mode": value}
     if isinstance(value, Mapping):
-        options: dict[Any, Any] = {"mode": "auto", "unique": "partial", "accept": (), **value}
-        mode, unique, accept = options["mode"], options["unique"], options["accept"]
+        options: dict[Any, Any] = {f.name: f.default for f in fields(Declaration)} | {"mode": "auto", **value}
+        accept = options["accept"]
         codes = isinstance(accept, list | tuple) and all(isinstance(code, str) for code in accept)
-        if len(options) == 3 and mode in MODES and unique in UNIQUES and codes:  # noqa: PLR2004 (those three)
-            return Declaration(mode, unique, tuple(accept))
+        known = len(options) == len(fields(Declaration)) and isinstance(options["fix_views"], bool)
+        if known and codes and options["mode"] in MODES and options["unique"] in UNIQUES:
+            return Declaration(**{**options, "accept": tuple(accept)})
     raise GuardError(
         f"`info` of the table `{name}` declares no guard: {value!r}",
         hint='write {"mode": "soft"}, "journal" or "auto"; where it matters also "unique": "partial" or "keep", '
-        'and "accept": a list of reason codes',
+        '"accept": a list of reason codes, and "fix_views": True',
     )

@@ -41,7 +41,9 @@ def guard(operations: Operations, op: GuardOp) -> None:
         return
     with _session(context) as conn:
         mode = None if op.mode == "auto" else op.mode
-        reports = guard_tables(conn, labels(conn, op), mode, unique=op.unique, accept=op.accept)
+        reports = guard_tables(
+            conn, labels(conn, op), mode, unique=op.unique, accept=op.accept, fix_views=op.fix_views
+        )
         loosening.thaw(conn, [report.table for report in reports])
         # What policies grant depends on how a table is guarded.
         refresh_policies(conn)

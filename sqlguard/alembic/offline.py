@@ -37,6 +37,8 @@ def require_guard(context: MigrationContext, op: GuardOp) -> None:
     if op.unique != "partial":
         command.append(f"--unique {op.unique}")
     command += [f"--accept {code}" for code in op.accept]
+    if op.fix_views:
+        command.append("--fix-views")
     _write(context, op, " ".join(command), mode, guarded=True)
 
 

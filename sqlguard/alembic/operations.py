@@ -23,7 +23,8 @@ class GuardOp(MigrateOperation):
     """
     Guard *tables*; safe to repeat, and finishes what an earlier run left half done.
 
-    *accept* names reason codes of the pre-flight that do not matter here. *existing_mode* is the mode in which
+    *accept* names reason codes of the pre-flight that do not matter here, *fix_views* sets `security_invoker` on
+    the views over soft tables. *existing_mode* is the mode in which
     the tables are guarded already: what a downgrade goes back to. Without it a downgrade lifts the guard.
     *loosened* says that it follows a LoosenOp, which a downgrade then begins with.
     """
@@ -38,6 +39,7 @@ class GuardOp(MigrateOperation):
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
         existing_mode: Mode | None = None,
     ) -> None:
         self.tables = tuple(tables)
@@ -45,6 +47,7 @@ class GuardOp(MigrateOperation):
         self.mode = one_of(mode, MODES, "mode")
         self.unique = one_of(unique, UNIQUES, "unique")
         self.accept = tuple(accept)
+        self.fix_views = fix_views
         self.existing_mode = existing_mode
 
     @classmethod
@@ -57,11 +60,21 @@ class GuardOp(MigrateOperation):
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
         existing_mode: Mode | None = None,
     ) -> Any:
         """Guard the table *name* in *mode*; `auto` takes the mode that the pre-flight finds fit."""
-        op = cls([name], schema=schema, mode=mode, unique=unique, accept=accept, existing_mode=existing_mode)
-        return operations.invoke(op)
+        return operations.invoke(
+            cls(
+                [name],
+                schema=schema,
+                mode=mode,
+                unique=unique,
+                accept=accept,
+                fix_views=fix_views,
+                existing_mode=existing_mode,
+            )
+        )
 
     @classmethod
     def guard_tables(  # noqa: PLR0913 (an option each)
@@ -73,14 +86,24 @@ class GuardOp(MigrateOperation):
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
         existing_mode: Mode | None = None,
     ) -> Any:
         """Guard several tables; without *schema*, a name may be `schema.table`."""
-        op = cls(names, schema=schema, mode=mode, unique=unique, accept=accept, existing_mode=existing_mode)
-        return operations.invoke(op)
+        return operations.invoke(
+            cls(
+                names,
+                schema=schema,
+                mode=mode,
+                unique=unique,
+                accept=accept,
+                fix_views=fix_views,
+                existing_mode=existing_mode,
+            )
+        )
 
     @classmethod
-    def add_soft_delete(
+    def add_soft_delete(  # noqa: PLR0913 (an option each)
         cls,
         operations: Operations,
         name: str,
@@ -88,12 +111,19 @@ class GuardOp(MigrateOperation):
         schema: str | None = None,
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
     ) -> Any:
         """Guard the table *name* in mode `soft`."""
-        return operations.invoke(cls([name], schema=schema, mode="soft", unique=unique, accept=accept))
+        op = cls([name], schema=schema, mode="soft", unique=unique, accept=accept, fix_views=fix_views)
+        return operations.invoke(op)
 
     def reverse(self) -> MigrateOperation:
-        same: dict[str, Any] = {"schema": self.schema, "unique": self.unique, "accept": self.accept}
+        same: dict[str, Any] = {
+            "schema": self.schema,
+            "unique": self.unique,
+            "accept": self.accept,
+            "fix_views": self.fix_views,
+        }
         if self.existing_mode is None:
             return UnguardOp(self.tables, mode=self.mode, **same)
         if self.loosened:
@@ -110,7 +140,7 @@ class GuardOp(MigrateOperation):
 class UnguardOp(MigrateOperation):
     """
     Lift the guard off *tables*. Refused while deleted rows are in them, unless *purge* or *restore* says
-    what shall become of those rows. *mode*, *unique* and *accept* are what a reversal guards with.
+    what shall become of those rows. *mode*, *unique*, *accept* and *fix_views* are what a reversal guards with.
     """
 
     def __init__(  # noqa: PLR0913 (an option each)
@@ -123,6 +153,7 @@ class UnguardOp(MigrateOperation):
         mode: Mode = "auto",
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
     ) -> None:
         if purge and restore:
             raise ValueError("the deleted rows can be purged or restored, not both")
@@ -133,6 +164,7 @@ class UnguardOp(MigrateOperation):
         self.mode = one_of(mode, MODES, "mode")
         self.unique = one_of(unique, UNIQUES, "unique")
         self.accept = tuple(accept)
+        self.fix_views = fix_views
 
     @classmethod
     def unguard_table(
@@ -175,7 +207,12 @@ class UnguardOp(MigrateOperation):
 
     def reverse(self) -> MigrateOperation:
         return GuardOp(
-            self.tables, schema=self.schema, mode=self.mode, unique=self.unique, accept=self.accept
+            self.tables,
+            schema=self.schema,
+            mode=self.mode,
+            unique=self.unique,
+            accept=self.accept,
+            fix_views=self.fix_views,
         )
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
@@ -203,6 +240,7 @@ class LoosenOp(MigrateOperation):
         next_mode: Mode = "auto",
         unique: UniqueChoice = "partial",
         accept: Sequence[str] = (),
+        fix_views: bool = False,
     ) -> None:
         self.tables = tuple(tables)
         self.schema = schema
@@ -210,6 +248,7 @@ class LoosenOp(MigrateOperation):
         self.next_mode = next_mode
         self.unique = unique
         self.accept = tuple(accept)
+        self.fix_views = fix_views
 
     @classmethod
     def loosen_guard(cls, operations: Operations, name: str, *, schema: str | None = None) -> Any:
@@ -228,6 +267,7 @@ class LoosenOp(MigrateOperation):
             mode=self.mode,
             unique=self.unique,
             accept=self.accept,
+            fix_views=self.fix_views,
             existing_mode=self.next_mode,
         )
         back.loosened = True

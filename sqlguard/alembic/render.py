@@ -17,6 +17,7 @@ def render_guard(context: AutogenContext, op: GuardOp) -> str:
     if op.unique != "partial":
         options["unique"] = op.unique
     options["accept"] = list(op.accept) or None
+    options["fix_views"] = op.fix_views or None
     options["existing_mode"] = op.existing_mode
     return _call(context, "guard_table", op.tables, options)
 

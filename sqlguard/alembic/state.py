@@ -13,7 +13,7 @@ import psycopg
 
 from sqlguard.alembic.filters import BOOKKEEPING
 from sqlguard.catalog import BOOKKEEPING_COMMENT
-from sqlguard.postgres import walls_unique
+from sqlguard.postgres import walls_unique, walls_views
 from sqlguard.postgres.walls_facts import VERSION, Facts, Guarded, Index, Relation, read_facts
 from sqlguard.postgres.walls_policies import policy_changes
 from sqlguard.postgres.walls_triggers import trigger_changes, wanted_functions, wanted_triggers
@@ -33,6 +33,8 @@ class State:
     added_columns: tuple[str, ...] = ()
     replaced: tuple[Index, ...] = ()
     stale: tuple[str, ...] = field(default=())
+    #: Views over it read with their owner's rights: they show deleted rows.
+    owner_views: bool = False
 
 
 def is_migrated(conn: psycopg.Connection[Any]) -> bool:
@@ -72,6 +74,7 @@ class _Reader:
             tuple(c.name for c in root.columns if c.comment == BOOKKEEPING_COMMENT),
             tuple(filter(walls_unique.is_replacement, root.indexes)),
             tuple(self._stale(root, guarded)),
+            owner_views=guarded.mode == "soft" and bool(walls_views.owner_views(self.conn, self.facts, root)),
         )
 
     def _stale(self, root: Relation, guarded: Guarded) -> Iterator[str]:

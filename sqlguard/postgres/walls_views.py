@@ -34,10 +34,15 @@ ORDER BY 1, 2
 """
 
 
+def owner_views(conn: psycopg.Connection[Any], facts: Facts, root: Relation) -> list[list[str]]:
+    """Return the views over *root*, and over those, that read with their owner's rights: schema and name."""
+    oids = [relation.oid for relation in facts.tree(root)]
+    return [list(row) for row in conn.execute(_OWNER_RIGHTS, [oids]).fetchall()]
+
+
 def mend(runner: Runner, facts: Facts, root: Relation) -> list[list[str]]:
     """Make the views over *root* read with their reader's rights; return those that had to be changed."""
-    oids = [relation.oid for relation in facts.tree(root)]
-    found = [list(row) for row in runner.conn.execute(_OWNER_RIGHTS, [oids]).fetchall()]
+    found = owner_views(runner.conn, facts, root)
     runner.run(
         [
             sql.SQL("ALTER VIEW {} SET (security_invoker = true)").format(sql.Identifier(*name))

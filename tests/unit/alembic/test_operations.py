@@ -10,7 +10,7 @@ def fields(op: object) -> dict[str, object]:
 
 
 def test_a_guard_is_reversed_by_lifting_it() -> None:
-    op = GuardOp(["a", "b"], schema="s", mode="journal", unique="keep")
+    op = GuardOp(["a", "b"], schema="s", mode="soft", unique="keep", fix_views=True)
     back = op.reverse()
     assert isinstance(back, UnguardOp)
     assert (back.tables, back.schema, back.purge, back.restore) == (("a", "b"), "s", False, False)
@@ -31,8 +31,8 @@ def test_a_renewal_is_reversed_by_a_renewal() -> None:
 
 
 def test_a_revision_that_loosens_first_and_guards_last_reads_the_same_backwards() -> None:
-    first = LoosenOp(["a"], schema="s", mode="soft", next_mode="journal", unique="keep")
-    last = GuardOp(["a"], schema="s", mode="journal", existing_mode="soft", unique="keep")
+    first = LoosenOp(["a"], schema="s", mode="soft", next_mode="journal", fix_views=True)
+    last = GuardOp(["a"], schema="s", mode="journal", existing_mode="soft", fix_views=True)
     last.loosened = True
     opening, closing = last.reverse(), first.reverse()
     assert isinstance(opening, LoosenOp)

@@ -1,5 +1,7 @@
 """What generated revisions say, and that Alembic reads it back as the operation that was meant."""
 
+from typing import Any
+
 import pytest
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import render_op_text
@@ -30,6 +32,10 @@ def context(prefix: str = "op.") -> AutogenContext:
         (
             GuardOp(["a"], mode="soft", existing_mode="journal"),
             "op.guard_table('a', mode='soft', existing_mode='journal')",
+        ),
+        (
+            GuardOp(["a"], mode="soft", fix_views=True),
+            "op.guard_table('a', mode='soft', fix_views=True)",
         ),
         (UnguardOp(["a"], restore=True, mode="soft"), "op.unguard_table('a', restore=True)"),
         (UnguardOp(["a", "b"], purge=True), "op.unguard_tables(['a', 'b'], purge=True)"),
@@ -69,11 +75,26 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
     st.sampled_from(["partial", "keep"]),
     st.sampled_from([None, "soft", "journal"]),
     st.lists(st.sampled_from(["user_delete_trigger", "function_returns_row"]), unique=True),
+    st.booleans(),
 )
 def test_what_is_written_is_what_was_meant(  # noqa: PLR0917
-    names: list[str], schema: str | None, mode: str, unique: str, existing: str | None, accept: list[str]
+    names: list[str],
+    schema: str | None,
+    mode: Any,
+    unique: Any,
+    existing: Any,
+    accept: list[str],
+    fix_views: bool,  # noqa: FBT001 (hypothesis draws it)
 ) -> None:
-    op = GuardOp(names, schema=schema, mode=mode, unique=unique, existing_mode=existing, accept=accept)  # type: ignore[arg-type]
+    op = GuardOp(
+        names,
+        schema=schema,
+        mode=mode,
+        unique=unique,
+        existing_mode=existing,
+        accept=accept,
+        fix_views=fix_views,
+    )
     read: list[MigrateOperation] = []
     operations = Operations(MigrationContext.configure(dialect=PGDialect_psycopg()))
     operations.invoke = read.append  # type: ignore[assignment, method-assign]

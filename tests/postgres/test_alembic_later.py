@@ -1,0 +1,89 @@
+"""Alembic and what comes after the guard: views over guarded tables, new foreign keys to them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic_world import Project, body, guarded
+from servers import Database
+from sqlalchemy import Column, Integer, MetaData, Table, Text
+
+from sqlguard.postgres.migrate import migrate
+
+SOFT = {"sqlguard": {"mode": "soft"}}
+FIXED = {"sqlguard": {"mode": "soft", "fix_views": True}}
+
+
+def orders(info: Any = None) -> MetaData:
+    metadata = MetaData()
+    Table(
+        "orders",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("number", Text, unique=True),
+        info=dict(info or {}),
+    )
+    return metadata
+
+
+@pytest.fixture
+def migrated(database: Database) -> Database:
+    migrate(database.dsn)
+    return database
+
+
+@pytest.fixture
+def alembic(migrated: Database, tmp_path: Path) -> Project:
+    """A project whose table `orders` is there, not guarded yet."""
+    made = Project(tmp_path / "project", migrated, orders())
+    made.autogenerate()
+    made.upgrade()
+    return made
+
+
+def invokers(database: Database) -> dict[str, bool]:
+    """Say of every view whether it reads with its reader's rights."""
+    return dict(
+        database.execute(
+            "SELECT relname, coalesce('security_invoker=true' = ANY (reloptions), false) FROM pg_class"
+            " WHERE relkind = 'v' AND relnamespace = 'public'::regnamespace"
+        )
+    )
+
+
+def test_views_are_mended_where_the_models_ask_for_it(alembic: Project, migrated: Database) -> None:
+    migrated.load("CREATE VIEW v AS SELECT id FROM orders; CREATE VIEW w AS SELECT id FROM v")
+    alembic.metadata = orders(FIXED)
+    text = alembic.autogenerate()
+    assert body(text, "upgrade") == ["op.guard_table('orders', mode='soft', fix_views=True)"]
+    for _ in range(2):
+        alembic.upgrade()
+        assert invokers(migrated) == {"v": True, "w": True}
+        assert alembic.pending() == ""
+        alembic.downgrade("0001")
+        assert invokers(migrated) == {"v": False, "w": False}
+        assert guarded(migrated) == {}
+
+
+def test_a_view_that_came_later_is_mended_by_the_next_revision(alembic: Project, migrated: Database) -> None:
+    alembic.metadata = orders(FIXED)
+    alembic.autogenerate()
+    alembic.upgrade()
+    assert alembic.pending() == ""
+    migrated.execute("CREATE VIEW v AS SELECT id FROM orders")
+    text = alembic.autogenerate()
+    mend = ["op.guard_table('orders', mode='soft', fix_views=True, existing_mode='soft')"]
+    assert (body(text, "upgrade"), body(text, "downgrade")) == (mend, mend)
+    alembic.upgrade()
+    assert invokers(migrated) == {"v": True}
+    assert alembic.pending() == ""
+
+
+def test_views_by_hand_and_offline(alembic: Project, migrated: Database) -> None:
+    migrated.execute("CREATE VIEW v AS SELECT id FROM orders")
+    alembic.write("op.add_soft_delete('orders', fix_views=True)", "op.drop_soft_delete('orders')")
+    assert "sqlguard guard orders --mode soft --fix-views" in alembic.sql("0001:0002")
+    alembic.upgrade()
+    assert invokers(migrated) == {"v": True}
+    alembic.downgrade("0001")
+    assert invokers(migrated) == {"v": False}
