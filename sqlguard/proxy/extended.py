@@ -14,6 +14,7 @@ from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
+from sqlguard.proxy import again
 from sqlguard.proxy.names import LONGEST_NAME, Names
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
@@ -164,6 +165,8 @@ class Extended(Steps):
         if self._is_cut(_PARSE, parse.statement):
             return True
         decisions = session.decide(parse.text, parse.parameter_types)
+        if again.depends_on_answers(session, decisions):
+            return False
         refused = gates.first_refused(decisions)
         if refused is not None:
             self._refuse(_PARSE, session.refused(refused))
@@ -228,7 +231,7 @@ class Extended(Steps):
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
             return True
-        if prepared.gate is not session.gate and (stale := self._stale(prepared)) is not None:
+        if prepared.gate is not session.gate and (stale := again.at_bind(session, prepared)) is not None:
             self._refuse(_BIND, stale)
             return True
         if prepared.needs_read_write and not self._writable:
@@ -259,27 +262,6 @@ class Extended(Steps):
 
     def _text(self, name: bytes) -> str:
         return name.decode(self._session.encoding, "replace")
-
-    def _stale(self, prepared: Prepared) -> bytes | None:
-        """
-        Judge again what was prepared before the catalog changed; return the error if it can't run as prepared.
-
-        A statement that would now be another text has to be prepared again, as PostgreSQL says it of a changed
-        result type, and drivers know what to do.
-        """
-        session, decision = self._session, prepared.decision
-        if decision.kind is Kind.EMPTY:
-            return None
-        now = session.gate.decide(decision.statement.text, session.memory.state, prepared.types)
-        refused = gates.first_refused(now)
-        if refused is not None:
-            return session.refused(refused)
-        if len(now) != 1 or now[0].text != decision.text or now[0].is_write != decision.is_write:
-            text = "cached plan must not change result type"
-            return error_response(
-                "ERROR", "0A000", text, hint="prepare the statement again", encoding=session.encoding
-            )
-        return None
 
     def _is_cut(self, kind: int, name: bytes) -> bool:
         """Refuse a name that PostgreSQL would cut: two that differ only behind its end are one to it."""

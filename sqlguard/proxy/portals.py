@@ -56,7 +56,12 @@ class Prepared:
         self.needs_read_write = decision.needs_read_write
         self.is_write = decision.is_write
         #: Its Execute needs no waiting.
-        self.is_fast = not decision.is_write and decision.is_settled and not control.is_followed(decision)
+        self.is_fast = (
+            not decision.is_write
+            and decision.is_settled
+            and not control.is_followed(decision)
+            and not is_session_bound(decision.statement)
+        )
         #: Nothing but the catalog decides, and the text goes out as it came.
         self.passes_always = passes_always(decision)
         #: Portals of a read are all the same.

@@ -13,7 +13,7 @@ from sqlguard import gate as gates
 from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
-from sqlguard.proxy import control, dry, plans, repeats, several
+from sqlguard.proxy import again, control, dry, plans, repeats, several
 from sqlguard.proxy.likeness import is_alike, likeness
 from sqlguard.proxy.portals import passes_always
 from sqlguard.proxy.report import WRITABLE, behind, can_be_approved, claim, nowhere, sqlstate
@@ -54,6 +54,8 @@ class Simple:
         session = self._session
         text = Query.decode(raw[HEADER_BYTES:]).text
         decisions = session.decide(text)
+        if again.depends_on_answers(session, decisions):
+            return False
         refused = gates.first_refused(decisions)
         if refused is not None:
             self._fail(session.refused(refused))

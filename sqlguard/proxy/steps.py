@@ -12,7 +12,7 @@ from sqlguard.plan import Decision, refused
 from sqlguard.policy.late import Ruling, wants_share
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
-from sqlguard.proxy import own, repeats
+from sqlguard.proxy import again, own, repeats
 from sqlguard.proxy.names import Names
 from sqlguard.proxy.plans import ask_inside, outcome_text, weigh_text
 from sqlguard.proxy.portals import Portal, Prepared
@@ -87,7 +87,8 @@ class Steps(ABC):
             await self._execute_slowly(raw)
             return
         await session.barrier()
-        if session.books.is_skipping:
+        # Once all is answered it may pass after all: it only had to be known what it means.
+        if session.books.is_skipping or self.ways[kind](raw):
             return
         await self._make_writable()
         if session.books.is_skipping:
@@ -109,6 +110,8 @@ class Steps(ABC):
         name, _ = text_at(raw, _HEADER_BYTES)
         portal = self._find_portal(name)
         assert portal is not None  # noqa: S101 (`fast` has looked)
+        if gates.is_session_bound(portal.decision.statement) and not await self._means_the_same(portal):
+            return
         if not portal.decision.is_write:
             await session.barrier()
             if not session.books.is_skipping and await self._may_read(portal):
@@ -132,6 +135,17 @@ class Steps(ABC):
         if is_first:
             own.send(session, f"SET sqlguard.action = '{portal.action}'")
         await self._run(portal, raw, ruling, is_first=is_first)
+
+    async def _means_the_same(self, portal: Portal) -> bool:
+        """Judge a portal that runs something else by its name; False if it can't run, and the client has been told."""
+        session = self._session
+        await session.barrier()
+        if session.books.is_skipping:
+            return False
+        fault = again.at_execute(session, portal)
+        if fault is not None:
+            self._refuse(_EXECUTE, fault)
+        return fault is None
 
     def _objection(self, ruling: Ruling | None) -> SqlguardError | None:
         """Return why a write may not be run at all."""

@@ -1,0 +1,119 @@
+"""
+Statements and pipelines that once got past the guard, or were refused without a reason, through the proxy.
+
+A write that gets past it shows as a changed row without an entry in the journal.
+"""
+
+import pytest
+from end_to_end.raw import Raw, bind, kinds, raw
+from end_to_end.wired import Agent, Wired
+
+from sqlguard.wire.messages import Bind, Close, Execute, FrontendMessage, Parse, Query, Sync
+
+Batch = list[FrontendMessage]
+Batches = list[Batch]
+
+
+def _run(text: bytes) -> Batch:
+    return [Parse(b"", text), bind(), Execute(b""), Sync()]
+
+
+_READ = b"SELECT id FROM orders WHERE id < 3"
+_WRITE = b"UPDATE orders SET note = 'unseen' WHERE id = 5 RETURNING id"
+#: Makes the transaction of a pipeline writable, so that nothing behind it has to wait.
+_OPENS = Parse(b"", b"UPDATE orders SET note = 'never run' WHERE id = 6")
+#: Before BEGIN, then in the block: a name stands for a read when its use is judged, and for a write when it runs.
+SWAPS: dict[str, tuple[Batches, Batches]] = {
+    "a statement, EXECUTE in a Query": (
+        [[Parse(b"n", _READ), Sync()]],
+        [[_OPENS, Close(is_portal=False, name=b"n"), Parse(b"n", _WRITE), Query(b"EXECUTE n")]],
+    ),
+    "a statement, EXECUTE in a Parse": (
+        [[Parse(b"n", _READ), Sync()]],
+        [
+            [_OPENS, Close(is_portal=False, name=b"n"), Parse(b"n", _WRITE), *_run(b"EXECUTE n")],
+        ],
+    ),
+    "a portal, FETCH in a Query": (
+        [[Parse(b"w", _WRITE), Parse(b"r", _READ), Sync()]],
+        [
+            [Bind(b"p", b"r"), Sync()],
+            [_OPENS, Close(is_portal=True, name=b"p"), Bind(b"p", b"w"), Query(b"FETCH ALL FROM p")],
+        ],
+    ),
+    "a portal, FETCH in a Parse": (
+        [[Parse(b"w", _WRITE), Parse(b"r", _READ), Sync()]],
+        [
+            [Bind(b"p", b"r"), Sync()],
+            [_OPENS, Close(is_portal=True, name=b"p"), Bind(b"p", b"w"), *_run(b"FETCH ALL FROM p")],
+        ],
+    ),
+    "a statement, EXECUTE prepared before": (
+        [[Parse(b"n", _READ), Sync()], [Parse(b"e", b"EXECUTE n"), Sync()]],
+        [
+            [Close(is_portal=False, name=b"n"), Parse(b"n", _WRITE), Sync()],
+            [bind(statement=b"e"), Execute(b""), Sync()],
+        ],
+    ),
+    "a statement, EXECUTE bound before": (
+        [[Parse(b"n", _READ), Sync()], [Parse(b"e", b"EXECUTE n"), Sync()]],
+        [
+            [Bind(b"p", b"e"), Sync()],
+            [Close(is_portal=False, name=b"n"), Parse(b"n", _WRITE), Sync()],
+            [Execute(b"p"), Sync()],
+        ],
+    ),
+    "a statement of SQL's, EXECUTE prepared before": (
+        [[Query(b"PREPARE n AS " + _READ)], [Parse(b"e", b"EXECUTE n"), Sync()]],
+        [
+            [Query(b"DEALLOCATE n")],
+            [Query(b"PREPARE n AS " + _WRITE)],
+            [bind(statement=b"e"), Execute(b""), Sync()],
+        ],
+    ),
+    "a statement, EXPLAIN ANALYZE EXECUTE prepared before": (
+        [[Parse(b"n", _READ), Sync()], [Parse(b"e", b"EXPLAIN ANALYZE EXECUTE n"), Sync()]],
+        [
+            [Close(is_portal=False, name=b"n"), Parse(b"n", _WRITE), Sync()],
+            [bind(statement=b"e"), Execute(b""), Sync()],
+        ],
+    ),
+    "a cursor, FETCH prepared before": (
+        [[Parse(b"w", _WRITE), Sync()]],
+        [
+            [Query(b"DECLARE p CURSOR FOR " + _READ)],
+            [Parse(b"f", b"FETCH ALL FROM p"), Sync()],
+            [Query(b"CLOSE p")],
+            [Bind(b"p", b"w"), bind(statement=b"f"), Execute(b""), Sync()],
+        ],
+    ),
+}
+
+
+def _say(client: Raw, *batches: Batch) -> str:
+    told = ""
+    for batch in batches:
+        client.send(*batch)
+        told += kinds(client.until_ready())
+    return told
+
+
+@pytest.mark.parametrize("name", SWAPS)
+def test_a_name_that_is_given_to_a_write_meanwhile(name: str, wired_world: Wired, agent: Agent) -> None:
+    before, inside = SWAPS[name]
+    with raw(agent) as client:
+        assert "E" not in _say(client, *before)
+        _say(client, [Query(b"BEGIN")], *inside, [Query(b"COMMIT")])
+    changed = wired_world.value("SELECT note FROM orders WHERE id = 5") is not None
+    assert wired_world.outcomes(agent).count("committed") == int(changed)
+
+
+def test_what_is_prepared_in_the_same_pipeline_can_be_run(agent: Agent) -> None:
+    """EXECUTE and FETCH wait until it is known what they run."""
+    with raw(agent) as client:
+        told = _say(
+            client,
+            [Parse(b"n", _READ), Bind(b"p", b"n"), *_run(b"FETCH ALL FROM p")],
+            _run(b"EXECUTE n"),
+        )
+    assert told == "1212DDCZ12DDCZ"
