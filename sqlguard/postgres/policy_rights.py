@@ -13,7 +13,7 @@ from sqlguard.catalog import Catalog, Column, Guard, Table
 from sqlguard.errors import PolicyError
 from sqlguard.policy.calls import rule_for
 from sqlguard.policy.context import Context
-from sqlguard.policy.guards import guard_of
+from sqlguard.policy.guards import awaits_guard, guard_of
 from sqlguard.policy.model import FunctionRule, Policy, TableRule
 
 #: What a pattern can mean; sequences come with the tables that use them.
@@ -190,6 +190,10 @@ def _bases(view: int, world: World) -> frozenset[int]:
 def _table_rights(grant: TableGrant, world: World, warnings: list[str]) -> Iterator[Right]:
     table, rule = grant.table, grant.rule
     hidden = grant.guard.bookkeeping if grant.guard else ()
+    if table.is_partition and table.oid in world.catalog.soft and grant.guard is None:
+        # Row-level security of its parent does not hide deleted rows of a partition that is read by its own name.
+        warnings.append(f"{_late(table)}: nothing is granted")
+        return
     if rule.select is True:
         yield Right("table", table.oid, "SELECT")
     elif rule.select:
@@ -202,7 +206,9 @@ def _table_rights(grant: TableGrant, world: World, warnings: list[str]) -> Itera
         # Nothing captures, caps or freezes a write there, so with the proxy taken away it could not be undone.
         if rule.insert or rule.update or rule.delete != "refuse":
             warnings.append(
-                f"`{table.qualified}` is not guarded: no write is granted;"
+                f"{_late(table)}: no write is granted"
+                if awaits_guard(table, world.catalog)
+                else f"`{table.qualified}` is not guarded: no write is granted;"
                 f" run `sqlguard guard {table.qualified}`, then apply the policy again"
             )
         return
@@ -212,6 +218,11 @@ def _table_rights(grant: TableGrant, world: World, warnings: list[str]) -> Itera
     if rule.update:
         yield from _columns(table, "UPDATE", _listed(rule.update, _writable(table), hidden))
     yield from _delete_rights(grant, warnings)
+
+
+def _late(table: Table) -> str:
+    mend = "guard the parent again, then apply the policy again"
+    return f"`{table.qualified}` came after its parent was guarded ({mend})"
 
 
 def _delete_rights(grant: TableGrant, warnings: list[str]) -> Iterator[Right]:
