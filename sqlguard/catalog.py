@@ -7,6 +7,7 @@ It holds everything outside `pg_catalog` and `information_schema`; what those co
 `sqlguard.functions` (functions, operators, casts) or treated as a catalog read (relations).
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,11 @@ DELETED_AT = "deleted_at"
 DELETED_BY_AGENT = "deleted_by_agent"
 #: Comment on the bookkeeping columns that were added by guarding; one that was there before is the application's.
 BOOKKEEPING_COMMENT = "set by sqlguard when a row is deleted"
+
+
+def live_parent_trigger(key: str, event: str) -> str:
+    """Return the name of the trigger by which the foreign key *key* to a soft table sees live parents only."""
+    return f"sqlguard_{hashlib.sha256(key.encode()).hexdigest()[:8]}_{event}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +257,13 @@ class Catalog:
             found.setdefault(key.references, []).append(key)
         return {oid: tuple(keys) for oid, keys in found.items()}
 
+    @cached_property
+    def _references_from(self) -> Mapping[int, tuple[ForeignKey, ...]]:
+        found: dict[int, list[ForeignKey]] = {}
+        for key in self.foreign_keys:
+            found.setdefault(key.table, []).append(key)
+        return {oid: tuple(keys) for oid, keys in found.items()}
+
     def table(self, schema: str | None, name: str, search_path: Sequence[str]) -> Table | None:
         """Resolve a relation name as PostgreSQL does; None when it is in no schema of the path."""
         if schema is not None:
@@ -269,6 +282,10 @@ class Catalog:
     def references_to(self, oid: int) -> tuple[ForeignKey, ...]:
         """Foreign keys whose parent is *oid*."""
         return self._references_to.get(oid, ())
+
+    def references_from(self, oid: int) -> tuple[ForeignKey, ...]:
+        """Foreign keys whose child is *oid*."""
+        return self._references_from.get(oid, ())
 
     def descendants(self, oid: int) -> Iterator[Table]:
         """Yield every partition or inheritance child below *oid*, depth first."""

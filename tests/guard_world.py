@@ -20,6 +20,7 @@ from sqlguard.catalog import (
     Trigger,
     Type,
     Unique,
+    live_parent_trigger,
 )
 from sqlguard.policy import Policy, decide
 from sqlguard.policy.context import Context
@@ -90,6 +91,16 @@ TABLES = (
         "orders",
         "id int! account_id int status text total num deleted_at ts deleted_by_agent text",
         guard=SOFT,
+        triggers=(
+            Trigger(
+                live_parent_trigger("orders_account", "insert"),
+                frozenset({"insert"}),
+                "AFTER",
+                for_each_row=True,
+                function=110,
+                ours=True,
+            ),
+        ),
     ),
     _table(3, "order_items", "id int! order_id int sku text qty int"),
     _table(
@@ -188,7 +199,10 @@ CATALOG = Catalog(
     operators=(Operator(500, "app", "===", INT, INT, 106),),
     casts=(Cast(TEXT, MONEY_KIND, 109, "e"),),
     types={MONEY_KIND: Type(MONEY_KIND, "app", "money_kind", "c")},
-    foreign_keys=(ForeignKey("orders_account", 2, ("account_id",), 1, ("id",)),),
+    foreign_keys=(
+        ForeignKey("orders_account", 2, ("account_id",), 1, ("id",)),
+        ForeignKey("items_order", 3, ("order_id",), 2, ("id",)),  # newer than the guard of `orders`
+    ),
     schemas=frozenset({"app", "public", "priv"}),
 )
 ALL = {"select": True, "insert": True, "update": True, "delete": "soft"}

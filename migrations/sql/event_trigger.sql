@@ -15,9 +15,13 @@ CREATE OR REPLACE FUNCTION sqlguard.refuse_ddl() RETURNS event_trigger
                                        WHERE d.original AND NOT d.is_temporary);
                 ELSE
                     -- Temporary tables are the policy's business (the right TEMPORARY).
+                    -- What its own functions grant (on the table of a COPY) is the guard's.
                     refused := EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d
-                                       WHERE d.schema_name IS DISTINCT FROM 'pg_temp'
-                                           OR d.object_type NOT IN ('table', 'index', 'sequence', 'view'));
+                                       WHERE (d.schema_name IS DISTINCT FROM 'pg_temp'
+                                               OR d.object_type NOT IN ('table', 'index', 'sequence', 'view'))
+                                           AND NOT (d.command_tag = 'GRANT' AND EXISTS (
+                                               SELECT FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+                                               WHERE n.nspname = 'sqlguard' AND r.rolname = current_user)));
                 END IF;
                 IF refused THEN
                     RAISE EXCEPTION '% is refused: tasks do not change the schema', TG_TAG
@@ -38,6 +42,22 @@ CREATE OR REPLACE FUNCTION sqlguard.refuse_ddl() RETURNS event_trigger
                     AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'sqlguard_insert')
             LOOP
                 RAISE WARNING 'table "%" is under the guarded table "%" and has no walls of its own yet', made.new, made.parent
+                    USING HINT = format('run `sqlguard guard %s`', made.parent);
+            END LOOP;
+            -- Soft tables have the trigger `sqlguard_bookkeeping`; the other name is that of `catalog.live_parent_trigger`.
+            FOR made IN
+                SELECT DISTINCT k.conname AS key, k.conrelid::regclass AS new, k.confrelid::regclass AS parent
+                FROM pg_event_trigger_ddl_commands() d JOIN pg_constraint k ON k.conrelid = d.objid
+                WHERE d.classid = 'pg_class'::regclass AND d.command_tag IN ('CREATE TABLE', 'ALTER TABLE')
+                    AND k.contype = 'f' AND k.conparentid = 0
+                    AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = k.confrelid AND t.tgname = 'sqlguard_bookkeeping')
+                    AND NOT EXISTS (
+                        SELECT FROM pg_trigger t WHERE t.tgrelid = k.conrelid
+                            AND t.tgname = format('sqlguard_%s_insert',
+                                                  left(encode(sha256(convert_to(k.conname, 'UTF8')), 'hex'), 8)))
+            LOOP
+                RAISE WARNING 'foreign key "%" of table "%" takes deleted rows of "%" for its parents until that is guarded again',
+                    made.key, made.new, made.parent
                     USING HINT = format('run `sqlguard guard %s`', made.parent);
             END LOOP;
         END

@@ -8,7 +8,7 @@ DEFAULT) count as declared too: guarding would take them along.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from alembic.autogenerate.api import AutogenContext
@@ -78,7 +78,8 @@ def compare_guards(
         for op in upgrade_ops.ops
         if isinstance(op, ops.ModifyTableOps) and any(map(_changes_shape, op.ops))
     }
-    guards = list(_guards(wanted, states, changed, tables))
+    referred = set(_referred(upgrade_ops.ops, default))
+    guards = list(_guards(wanted, states, changed, referred, tables))
     loosened = [_made_way(guard) for guard in guards if guard.loosened]
     upgrade_ops.ops[:0] = [*_lifts(lifted, states, default), *loosened]
     upgrade_ops.ops.extend(guards)
@@ -152,6 +153,18 @@ def _changes_shape(op: MigrateOperation) -> bool:
     )
 
 
+def _referred(operations: Iterable[MigrateOperation], default: str) -> Iterator[Name]:
+    """Yield the tables that new foreign keys refer to: the walls of the parent stand behind a key, too."""
+    for op in operations:
+        if isinstance(op, ops.ModifyTableOps):
+            yield from _referred(op.ops, default)
+        elif isinstance(op, ops.CreateTableOp):
+            for key in op.to_table().foreign_key_constraints:
+                yield key.referred_table.schema or default, key.referred_table.name
+        elif isinstance(op, ops.CreateForeignKeyOp):
+            yield op.kw.get("referent_schema") or default, op.referent_table
+
+
 def _lifts(lifted: list[Name], states: Mapping[Name, State], default: str) -> Iterator[UnguardOp]:
     kinds: dict[tuple[str, Any, str | None], list[str]] = defaultdict(list)
     for name in sorted(lifted):
@@ -166,12 +179,14 @@ def _guards(
     wanted: Mapping[Name, Declaration],
     states: Mapping[Name, State],
     changed: Collection[Name],
+    referred: Collection[Name],
     tables: Mapping[Name, Table],
 ) -> Iterator[GuardOp]:
     kinds: dict[Kind, list[str]] = defaultdict(list)
     for name, declared in sorted(wanted.items()):
         state = states.get(name)
-        if state is None or _is_due(declared, state, is_changed=name in changed):
+        is_referred = name in referred and state is not None and state.mode == "soft"
+        if state is None or is_referred or _is_due(declared, state, is_changed=name in changed):
             kinds[_kind(declared, state, tables[name].schema, is_changed=name in changed)].append(name[1])
     for kind in sorted(kinds, key=Kind.order):
         guard = GuardOp(

@@ -23,6 +23,7 @@ from sqlguard.postgres.walls_facts import VERSION, Facts, Relation, read_facts
 from sqlguard.postgres.walls_policies import policy_changes
 from sqlguard.postgres.walls_run import Runner, one_at_a_time
 from sqlguard.postgres.walls_triggers import (
+    left_behind,
     name_of,
     trigger_changes,
     wanted_functions,
@@ -115,6 +116,8 @@ def guard_tables(  # noqa: PLR0913 (what the command line offers)
             options = {"unique": unique if choice.mode == "soft" else "keep"}
             options |= walls_views.kept_options(_options(facts, root), accept, mended)
             changed[root.oid] |= _register(runner, facts, root, choice.mode, options)
+        for relation in left_behind(facts, modes):
+            _walls_of(runner, facts, relation, modes, done)
         if fix_views:
             facts = read_facts(conn)  # mended views need no note
         return [
@@ -287,17 +290,23 @@ def _walls(runner: Runner, facts: Facts, root: Relation, modes: dict[int, str], 
     changed = False
     children = [facts.relations[k.child] for k in facts.keys_to(root) if k.child in facts.relations]
     for relation in (*facts.tree(root), *children):
-        if relation.oid in done:
-            continue
-        done.add(relation.oid)
-        changed |= _functions(runner, facts, relation, modes)
-        statements = trigger_changes(runner.conn, relation, wanted_triggers(facts, relation, modes))
-        runner.run(statements)
-        changed |= bool(statements)
+        changed |= _walls_of(runner, facts, relation, modes, done)
     for relation in facts.tree(root):
         statements = policy_changes(relation, soft=modes.get(root.oid) == "soft")
         runner.run(statements)
         changed |= bool(statements)
+    return changed
+
+
+def _walls_of(
+    runner: Runner, facts: Facts, relation: Relation, modes: dict[int, str], done: set[int]
+) -> bool:
+    if relation.oid in done:
+        return False
+    done.add(relation.oid)
+    statements = trigger_changes(runner.conn, relation, wanted_triggers(facts, relation, modes))
+    changed = _functions(runner, facts, relation, modes) or bool(statements)
+    runner.run(statements)
     return changed
 
 
@@ -310,12 +319,10 @@ def _functions(runner: Runner, facts: Facts, relation: Relation, modes: dict[int
             " WHERE NOT EXISTS (SELECT FROM sqlguard.shape WHERE id = %(shape)s)",
             {"shape": shape, "oid": relation.oid},
         )
-    wanted = wanted_functions(runner.conn, facts, relation, modes, shape=shape)
     statements: list[sql.Composed] = []
-    for function in wanted:
-        if function.is_same(facts.functions.get(function.name)):
-            continue
-        statements.extend(function.statements())
+    for function in wanted_functions(runner.conn, facts, relation, modes, shape=shape):
+        if not function.is_same(facts.functions.get(function.name)):
+            statements.extend(function.statements())
     runner.run(statements)
     return bool(statements)
 
@@ -348,9 +355,8 @@ def _register(runner: Runner, facts: Facts, root: Relation, mode: str, options: 
 def _refuse_tombstones(conn: psycopg.Connection[Any], root: Relation) -> None:
     if root.column(DELETED_AT) is None:
         return
-    row = conn.execute(
-        sql.SQL("SELECT count(*) FROM {} WHERE deleted_at IS NOT NULL").format(name_of(root))
-    ).fetchone()
+    count = sql.SQL("SELECT count(*) FROM {} WHERE deleted_at IS NOT NULL")
+    row = conn.execute(count.format(name_of(root))).fetchone()
     if row and row[0]:
         raise GuardError(
             f"`{root.label}` still holds {row[0]} deleted rows, which would come back to life",

@@ -1,7 +1,8 @@
 """
 No child refers to a deleted parent, whoever writes it: the function that a soft table's children ask.
 
-It says in PostgreSQL's own words what the foreign key itself would say after a real DELETE.
+It says in PostgreSQL's own words what the foreign key itself would say after a real DELETE, and nothing where the
+key has been dropped since and the trigger was left behind.
 """
 
 from psycopg import sql
@@ -11,7 +12,11 @@ from sqlguard.postgres.walls_facts import Key, Relation
 _LIVE_PARENT = sql.SQL("""
 BEGIN
     PERFORM 1 FROM {only} {parent} p WHERE {match} AND p.deleted_at IS NULL FOR KEY SHARE;
-    IF NOT FOUND{still} THEN
+    IF NOT FOUND{still} AND EXISTS (
+        SELECT FROM pg_constraint k
+        WHERE k.contype = 'f' AND k.confrelid = {parent_regclass}::regclass
+            AND (k.conrelid = TG_RELID OR k.conrelid IN (SELECT pg_partition_ancestors(TG_RELID)))
+    ) THEN
         RAISE EXCEPTION 'insert or update on table "%" violates foreign key constraint "%"', {child_name}, {key}
             USING ERRCODE = '23503', SCHEMA = {child_schema}, TABLE = {child_name}, CONSTRAINT = {key},
                 DETAIL = 'Key (' || {columns} || ')=(' || concat_ws(', ', {values})
@@ -44,6 +49,7 @@ def live_parent_body(key: Key, child: Relation, parent: Relation, *, soft: bool)
         child_schema=sql.Literal(child.schema),
         child_name=sql.Literal(child.name),
         parent_name=sql.Literal(parent.name),
+        parent_regclass=sql.Literal(_name(parent).as_string()),
         key=sql.Literal(key.name),
         columns=sql.Literal(", ".join(key.columns)),
         values=sql.SQL(", ").join(sql.SQL("NEW.{}").format(sql.Identifier(c)) for c in key.columns),

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT
+from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT, live_parent_trigger
 from sqlguard.postgres.preflight import BEFORE, ROW, UPDATE
 from sqlguard.postgres.walls_capture import PINNED, capture_body, function_name
 from sqlguard.postgres.walls_facts import VERSION, Facts, Key, Relation, Trigger
@@ -165,6 +165,13 @@ def trigger_changes(
     return statements
 
 
+def left_behind(facts: Facts, modes: Mapping[int, str]) -> Iterator[Relation]:
+    """Yield unguarded tables with triggers of ours: their foreign key to a soft table may be gone."""
+    for relation in facts.relations.values():
+        if facts.root(relation).oid not in modes and any(t.ours for t in relation.triggers):
+            yield relation
+
+
 def _is_same(there: Trigger, mark: str) -> bool:
     # The second half of the comment is what PostgreSQL printed when the trigger was made.
     return there.enabled in ("O", "A") and there.comment == f"{mark} {there.definition}"
@@ -312,7 +319,7 @@ def _live_parent(key: Key, child: Relation, *, soft: bool) -> Iterator[Wanted]:
             "DEFERRABLE INITIALLY DEFERRED" if key.deferred else "DEFERRABLE INITIALLY IMMEDIATE"
         )
     for event, when in (("INSERT", inserted), ("UPDATE", updated)):
-        name = f"sqlguard_{_digest(key.name)}_{event.lower()}"
+        name = live_parent_trigger(key.name, event.lower())
         statement = sql.SQL(
             "CREATE {head} {name} AFTER {event} ON {table} {timing} FOR EACH ROW WHEN ({when})"
             " EXECUTE FUNCTION sqlguard.{function}()"

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from alembic_world import Project, body, guarded
 from servers import Database
-from sqlalchemy import Column, Integer, MetaData, Table, Text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, Text
 
 from sqlguard.postgres.migrate import migrate
 
@@ -87,3 +88,37 @@ def test_views_by_hand_and_offline(alembic: Project, migrated: Database) -> None
     assert invokers(migrated) == {"v": True}
     alembic.downgrade("0001")
     assert invokers(migrated) == {"v": False}
+
+
+def with_bills(*, referring: bool) -> MetaData:
+    metadata = orders(SOFT)
+    key = [ForeignKey("orders.id", name="bills_order_id_fkey")] if referring else []
+    Table("bills", metadata, Column("id", Integer, primary_key=True), Column("order_id", Integer, *key))
+    return metadata
+
+
+@pytest.mark.parametrize("with_table", [True, False])
+def test_a_new_foreign_key_comes_with_the_guard_of_its_parent(
+    alembic: Project, migrated: Database, *, with_table: bool
+) -> None:
+    alembic.metadata = orders(SOFT) if with_table else with_bills(referring=False)
+    alembic.autogenerate()
+    alembic.upgrade()
+    migrated.execute("INSERT INTO orders VALUES (1, 'a')")
+    migrated.execute("UPDATE orders SET deleted_at = now(), deleted_by_agent = 'bot'")
+
+    alembic.metadata = with_bills(referring=True)
+    text = alembic.autogenerate()
+    renewed = "op.guard_table('orders', mode='soft', existing_mode='soft')"
+    assert body(text, "upgrade")[-1] == renewed
+    assert body(text, "downgrade")[0] == renewed
+    for _ in range(2):
+        alembic.upgrade()
+        assert alembic.pending() == ""
+        with pytest.raises(psycopg.errors.ForeignKeyViolation, match="bills_order_id_fkey"):
+            migrated.execute("INSERT INTO bills VALUES (1, 1)")
+        alembic.downgrade("0002")
+        if not with_table:
+            # The trigger that stood behind the key has nothing to say without it, and goes with the next guard.
+            migrated.execute("INSERT INTO bills VALUES (1, 1), (2, 77)")
+            migrated.execute("TRUNCATE bills")

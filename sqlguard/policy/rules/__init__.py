@@ -14,6 +14,7 @@ from sqlguard.policy.rules import explain_write as explain_write
 from sqlguard.policy.rules import function_effects as function_effects
 from sqlguard.policy.rules import indirect_write as indirect_write
 from sqlguard.policy.rules import key_change as key_change
+from sqlguard.policy.rules import newer_key as newer_key
 from sqlguard.policy.rules import prepared_and_cursors as prepared_and_cursors
 from sqlguard.policy.rules import read_grant as read_grant
 from sqlguard.policy.rules import refused_kind as refused_kind

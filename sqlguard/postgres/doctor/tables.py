@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from sqlguard.postgres import walls_unique
 from sqlguard.postgres.doctor.finding import Check, Connection, Finding, Severity
 from sqlguard.postgres.walls_facts import VERSION, Facts, Relation, read_facts
 from sqlguard.postgres.walls_policies import policy_changes
@@ -166,6 +167,8 @@ def check_walls(conn: Connection) -> Iterator[Finding]:
                 seen.add(relation.oid)
                 yield from _relation(conn, facts, relation, root, modes)
         yield from _reached(facts, root, modes)
+        if guarded.mode == "soft":
+            yield from _uniques(facts, root, converted=guarded.options.get("unique") == "partial")
 
 
 def _relation(
@@ -220,6 +223,15 @@ def _reached(facts: Facts, root: Relation, modes: Mapping[int, str]) -> Iterator
         if top.oid not in modes:
             text = f"is reached by deletes in `{root.label}` and is not guarded: those deletes are refused"
             yield _guard(child, top, "reached-unguarded", Severity.NOTE, text)
+
+
+def _uniques(facts: Facts, root: Relation, *, converted: bool) -> Iterator[Finding]:
+    for relation, index in walls_unique.convertible(facts, root) if converted else ():
+        text = f"has a unique rule that deleted rows still count in, newer than the guard: {index.name}"
+        yield _guard(relation, root, "unique-of-deleted", Severity.NOTE, text)
+    for relation, index in walls_unique.invalid(facts, root):
+        text = f"has a unique index that is not valid and so keeps nothing out: {index.name}"
+        yield _guard(relation, root, "unique-invalid", Severity.BROKEN, text)
 
 
 def _guard(relation: Relation, root: Relation, code: str, severity: Severity, what: str) -> Finding:
