@@ -219,25 +219,16 @@ CREATE FUNCTION sqlguard.refuse_unlisted_answers(t sqlguard.task, answers text) 
         END
     $$;
 
--- A session of the task can keep its chain locked for as long as it likes. Whoever writes for many tasks must not
--- wait for that one.
-CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
-    SET lock_timeout = '1s'
+-- What an intent says, as an entry of the task's chain that has no place in it yet; raises what refuses it. Who writes,
+-- for which task and under which policy is never taken from the intent.
+CREATE FUNCTION sqlguard.intended(t sqlguard.task, intent jsonb) RETURNS sqlguard.action
+    LANGUAGE plpgsql
     AS $$
         DECLARE
-            t sqlguard.task;
-            a sqlguard.action;
-            last bytea;
+            a sqlguard.action := jsonb_populate_record(NULL::sqlguard.action, intent);
         BEGIN
-            SELECT * INTO t FROM sqlguard.task
-                WHERE id = sqlguard.authorised_task(intent ->> 'task_id');
-            IF NOT FOUND THEN
-                RAISE EXCEPTION 'there is no task `%`', intent ->> 'task_id'
-                    USING ERRCODE = 'SG004', HINT = 'ask for a new task';
-            END IF;
-            a.tables := coalesce(ARRAY(SELECT jsonb_array_elements_text(intent -> 'tables')), '{}');
-            a.verdict := intent ->> 'verdict';
+            a.rules := coalesce(a.rules, '{}');
+            a.tables := coalesce(a.tables, '{}');
             -- What was refused is written down even when the task has ended or all is frozen.
             IF a.verdict IN ('allow', 'rewrite') THEN
                 PERFORM sqlguard.refuse_unless_alive(t, a.tables);
@@ -245,41 +236,70 @@ CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
             IF intent ->> 'statement_hash' IS NOT NULL THEN
                 PERFORM sqlguard.refuse_other_statement(k.statement_hash, intent ->> 'statement_hash')
                     FROM sqlguard.idempotency k
-                    WHERE k.scope = sqlguard.key_scope(t) AND k.key = intent ->> 'idempotency_key'
+                    WHERE k.scope = sqlguard.key_scope(t) AND k.key = a.idempotency_key
                         AND k.expires_at > clock_timestamp();
+            END IF;
+            IF a.compensation IS NOT NULL THEN
+                PERFORM sqlguard.refuse_unlisted_answers(t, a.compensation);
             END IF;
             a.task_id := t.id;
             a.agent := t.agent;
             a.agent_version := t.agent_version;
             a.policy := t.policy;
             a.policy_version := t.policy_version;
-            a.role := CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text
-                      ELSE coalesce(intent ->> 'role', '') END;
-            a.idempotency_key := intent ->> 'idempotency_key';
-            a.reason := intent ->> 'reason';
-            a.confidence := (intent ->> 'confidence')::double precision;
-            a.step := intent ->> 'step';
-            a.kind := intent ->> 'kind';
-            a.tier := intent ->> 'tier';
-            a.sqlstate := intent ->> 'sqlstate';
-            a.rules := coalesce(ARRAY(SELECT jsonb_array_elements_text(intent -> 'rules')), '{}');
-            a.statement := intent ->> 'statement';
-            a.executed := intent ->> 'executed';
-            a.params := nullif(intent -> 'params', 'null');
-            a.compensation := intent ->> 'compensation';
-            PERFORM sqlguard.refuse_unlisted_answers(t, a.compensation);
-            a.via := intent ->> 'via';
-            a.backend_pid := coalesce((intent ->> 'backend_pid')::integer, pg_backend_pid());
+            a.role := CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text ELSE coalesce(a.role, '') END;
+            a.backend_pid := coalesce(a.backend_pid, pg_backend_pid());
+            RETURN a;
+        END
+    $$;
 
-            INSERT INTO sqlguard.chain (task_id) VALUES (t.id) ON CONFLICT DO NOTHING;
-            SELECT c.action_hash INTO last FROM sqlguard.chain c WHERE c.task_id = t.id FOR UPDATE;
+-- The end of a task's chains, locked: nobody else adds to them before the transaction ends. With the caller's patience:
+-- a session of the task can keep it locked for as long as it likes.
+CREATE FUNCTION sqlguard.lock_chain(task text) RETURNS sqlguard.chain
+    LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            c sqlguard.chain;
+        BEGIN
+            SELECT x.* INTO c FROM sqlguard.chain x WHERE x.task_id = task FOR UPDATE;
+            IF NOT FOUND THEN
+                INSERT INTO sqlguard.chain (task_id) VALUES (task) ON CONFLICT DO NOTHING;
+                SELECT x.* INTO c FROM sqlguard.chain x WHERE x.task_id = task FOR UPDATE;
+            END IF;
+            RETURN c;
+        END
+    $$;
+
+CREATE FUNCTION sqlguard.task_of(wanted text) RETURNS sqlguard.task
+    LANGUAGE plpgsql STABLE
+    AS $$
+        DECLARE
+            t sqlguard.task;
+        BEGIN
+            SELECT x.* INTO t FROM sqlguard.task x WHERE x.id = wanted;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'there is no task `%`', wanted USING ERRCODE = 'SG004', HINT = 'ask for a new task';
+            END IF;
+            RETURN t;
+        END
+    $$;
+
+-- Whoever writes for many tasks must not wait for one that keeps its chain locked.
+CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    SET lock_timeout = '1s'
+    AS $$
+        DECLARE
+            a sqlguard.action := sqlguard.intended(
+                sqlguard.task_of(sqlguard.authorised_task(intent ->> 'task_id')), intent);
+        BEGIN
             -- Number and time are taken under the lock, so they rise along the chain.
+            a.prev_hash := (sqlguard.lock_chain(a.task_id)).action_hash;
             a.id := nextval('sqlguard.action_id_seq');
             a.at := clock_timestamp();
-            a.prev_hash := last;
-            a.hash := sqlguard.chained(last, sqlguard.action_values(a));
+            a.hash := sqlguard.chained(a.prev_hash, sqlguard.action_values(a));
             INSERT INTO sqlguard.action OVERRIDING SYSTEM VALUE SELECT (a).*;
-            UPDATE sqlguard.chain c SET actions = c.actions + 1, action_hash = a.hash WHERE c.task_id = t.id;
+            UPDATE sqlguard.chain c SET actions = c.actions + 1, action_hash = a.hash WHERE c.task_id = a.task_id;
             RETURN a.id;
         END
     $$;
@@ -303,16 +323,8 @@ CREATE FUNCTION sqlguard.record_intents(intents jsonb[]) RETURNS bigint[]
 -- Events are chained in two steps, so that a caller can look at what is there once nobody else can add to it. With the
 -- caller's path and patience.
 CREATE FUNCTION sqlguard.chain_end(task text) RETURNS bytea
-    LANGUAGE plpgsql
-    AS $$
-        DECLARE
-            last bytea;
-        BEGIN
-            INSERT INTO sqlguard.chain (task_id) VALUES (task) ON CONFLICT DO NOTHING;
-            SELECT c.event_hash INTO last FROM sqlguard.chain c WHERE c.task_id = task FOR UPDATE;
-            RETURN last;
-        END
-    $$;
+    LANGUAGE sql
+    AS $$ SELECT (sqlguard.lock_chain(task)).event_hash $$;
 
 CREATE FUNCTION sqlguard.append(e sqlguard.event) RETURNS bigint
     LANGUAGE plpgsql
@@ -534,6 +546,7 @@ REVOKE ALL ON FUNCTION
     sqlguard.event_values(sqlguard.event), sqlguard.chained(bytea, text[]), sqlguard.authorised_task(text),
     sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.key_scope(sqlguard.task),
     sqlguard.refuse_other_statement(text, text), sqlguard.refuse_unlisted_answers(sqlguard.task, text),
+    sqlguard.intended(sqlguard.task, jsonb), sqlguard.lock_chain(text), sqlguard.task_of(text),
     sqlguard.record_intent(jsonb), sqlguard.chain_end(text), sqlguard.append(sqlguard.event),
     sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),

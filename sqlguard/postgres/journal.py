@@ -78,6 +78,8 @@ FILTER = sql.SQL("""
                       WHERE s.action_id = a.id
                         AND %(table)s IN (s.table_name, s.schema_name || '.' || s.table_name)))
 """)
+_INTENT = "SELECT sqlguard.record_intent(%s)"
+_LIGHT = "SELECT sqlguard.record_intent(%s), pg_catalog.set_config('synchronous_commit', 'off', true)"
 _LIST = _ACTIONS + FILTER + sql.SQL(" ORDER BY a.id DESC LIMIT %(limit)s")
 _CHANGES = """
     SELECT c.id, c.schema_name || '.' || c.table_name AS "table", c.op, c.rows, c.at, c.txid::text AS txid,
@@ -180,7 +182,10 @@ def translated() -> Iterator[None]:
 
 def record_intent(conn: psycopg.Connection[Any], intent: Intent) -> int:
     """Commit *intent* and return the action's id; when it raises (TaskEnded, Frozen, …) nothing may run."""
-    return int(_call(conn, "SELECT sqlguard.record_intent(%s)", [Jsonb(intent.as_record())]))
+    # What is rolled back anyway, and can do nothing but change rows, need not wait for the disk.
+    is_idle = conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
+    text = _LIGHT if is_idle and intent.via == "preview" and intent.tier == "reversible" else _INTENT
+    return int(_call(conn, text, [Jsonb(intent.as_record())]))
 
 
 def record_intents(conn: psycopg.Connection[Any], intents: Sequence[Intent]) -> list[int]:
@@ -201,11 +206,9 @@ def record_group(
 
     Without intents the commit does not wait for the disk: what an event says can be told from the row changes.
     """
-    records = [Jsonb(i.as_record()) for i in intents]
-    ends = [
-        Jsonb({"action": action, "kind": kind, "detail": dict(detail)}) for action, kind, detail in events
-    ]
-    return list(_call(conn, "SELECT sqlguard.record_group(%s::jsonb[], %s::jsonb[])", [records, ends]))
+    records = [i.as_record() for i in intents]
+    ends = [{"action": action, "kind": kind, "detail": dict(detail)} for action, kind, detail in events]
+    return list(_call(conn, "SELECT sqlguard.record_group(%s, %s)", [Jsonb(records), Jsonb(ends)]))
 
 
 def record_event(
