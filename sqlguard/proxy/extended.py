@@ -14,7 +14,7 @@ from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
-from sqlguard.proxy import again
+from sqlguard.proxy import again, own
 from sqlguard.proxy.names import LONGEST_NAME, Names
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
@@ -162,7 +162,7 @@ class Extended(Steps):
     def _parse(self, raw: bytes) -> bool:
         session = self._session
         parse = Parse.decode(raw[_HEADER_BYTES:])
-        if self._is_cut(_PARSE, parse.statement):
+        if self._is_misleading(_PARSE, parse.statement):
             return True
         decisions = session.decide(parse.text, parse.parameter_types)
         if again.depends_on_answers(session, decisions):
@@ -225,7 +225,7 @@ class Extended(Steps):
         session = self._session
         portal, at = text_at(raw, _HEADER_BYTES)
         name, _ = text_at(raw, at)
-        if self._is_cut(_BIND, portal):
+        if self._is_misleading(_BIND, portal):
             return True
         prepared = self._find_statement(name)
         if prepared is None:
@@ -263,12 +263,23 @@ class Extended(Steps):
     def _text(self, name: bytes) -> str:
         return name.decode(self._session.encoding, "replace")
 
-    def _is_cut(self, kind: int, name: bytes) -> bool:
-        """Refuse a name that PostgreSQL would cut: two that differ only behind its end are one to it."""
-        is_cut = len(self._text(name).encode()) > LONGEST_NAME
-        if is_cut:
-            self._refuse(kind, self._session.error(NotUnderstood("the name has more than 63 bytes")))
-        return is_cut
+    def _is_misleading(self, kind: int, name: bytes) -> bool:
+        """
+        Refuse a name that is another one to PostgreSQL than it is here.
+
+        One that it would cut, so that two that differ only behind its end are one to it; one in letters that another
+        client_encoding writes with other bytes; and the name of our own statements.
+        """
+        fault = None
+        if len(self._text(name).encode()) > LONGEST_NAME:
+            fault = "the name has more than 63 bytes"
+        elif not name.isascii() and self._session.encoding != "utf-8":
+            fault = "a name with other letters than ASCII needs client_encoding UTF8"
+        elif name == own.NAME:
+            fault = "the name is taken"
+        if fault is not None:
+            self._refuse(kind, self._session.error(NotUnderstood(fault, hint="use another name")))
+        return fault is not None
 
     def _missing(self, sqlstate: str, what: str, name: bytes) -> bytes:
         encoding = self._session.encoding
@@ -315,7 +326,7 @@ class Extended(Steps):
     def _close(self, raw: bytes) -> bool:
         session = self._session
         close = Close.decode(raw[_HEADER_BYTES:])
-        if self._is_cut(_CLOSE, close.name):
+        if self._is_misleading(_CLOSE, close.name):
             return True
         if close.is_portal and not close.name:
             self._plain = None

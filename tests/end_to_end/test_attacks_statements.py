@@ -98,14 +98,19 @@ def _say(client: Raw, *batches: Batch) -> str:
     return told
 
 
+def _journaled(world: Wired, agent: Agent) -> None:
+    """The row is as it was, or the journal says who changed it."""
+    changed = world.value("SELECT note FROM orders WHERE id = 5") is not None
+    assert world.outcomes(agent).count("committed") == int(changed)
+
+
 @pytest.mark.parametrize("name", SWAPS)
 def test_a_name_that_is_given_to_a_write_meanwhile(name: str, wired_world: Wired, agent: Agent) -> None:
     before, inside = SWAPS[name]
     with raw(agent) as client:
         assert "E" not in _say(client, *before)
         _say(client, [Query(b"BEGIN")], *inside, [Query(b"COMMIT")])
-    changed = wired_world.value("SELECT note FROM orders WHERE id = 5") is not None
-    assert wired_world.outcomes(agent).count("committed") == int(changed)
+    _journaled(wired_world, agent)
 
 
 def test_what_is_prepared_in_the_same_pipeline_can_be_run(agent: Agent) -> None:
@@ -117,3 +122,35 @@ def test_what_is_prepared_in_the_same_pipeline_can_be_run(agent: Agent) -> None:
             _run(b"EXECUTE n"),
         )
     assert told == "1212DDCZ12DDCZ"
+
+
+def test_one_name_in_two_encodings(wired_world: Wired, agent: Agent) -> None:
+    """`é` is another byte in LATIN1 than in UTF8, and one name to PostgreSQL: what is judged is what runs."""
+    with raw(agent, client_encoding="LATIN1") as client:
+        latin, utf8 = b"\xe9", b"\xc3\xa9"
+        _say(
+            client,
+            [Parse(latin, _READ), Sync()],
+            [Query(b"SET client_encoding = 'UTF8'")],
+            [Close(is_portal=False, name=utf8), Parse(utf8, _WRITE), Sync()],
+            [Query(b"RESET client_encoding")],
+            [Query(b"BEGIN")],
+            [bind(statement=latin), Execute(b""), Sync()],
+            [Query(b"COMMIT")],
+        )
+    _journaled(wired_world, agent)
+
+
+def test_names_in_other_letters_are_names(agent: Agent) -> None:
+    name = "größe".encode()
+    with raw(agent) as client:
+        assert _say(client, [Parse(name, _READ), Bind(name, name), Execute(name), Sync()]) == "12DDCZ"
+
+
+def test_the_guard_s_own_name_is_taken(agent: Agent) -> None:
+    """What an error of ours leaves prepared under it must not be the client's to run, with values of its own."""
+    name = b"sqlguard own"
+    with raw(agent) as client:
+        assert _say(client, [Parse(name, _READ), Sync()]) == "EZ"
+        assert _say(client, [Parse(b"", _READ), Bind(name, b""), Sync()]) == "1EZ"
+        assert _say(client, [Query(b'PREPARE "sqlguard own" AS SELECT 1')]) == "EZ"

@@ -7,11 +7,13 @@ from sqlguard.policy.registry import rule
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Kind, Session, Statement
 
+_OURS = "sqlguard "
+
 
 @rule("prepared-and-cursors", (Kind.EXECUTE, Kind.DECLARE, Kind.FETCH, Kind.PREPARE))
 def prepared_and_cursors(statement: Statement, _session: Session, _context: Context) -> Iterator[Finding]:
     """
-    Refuses EXECUTE and FETCH of what this session did not prepare or declare, and WITH HOLD.
+    Refuses EXECUTE and FETCH of what this session did not prepare or declare, WITH HOLD, and the guard's own names.
 
     ## Why
     What they would run was never decided. A cursor WITH HOLD runs its query at COMMIT.
@@ -20,6 +22,7 @@ def prepared_and_cursors(statement: Statement, _session: Session, _context: Cont
         EXECUTE unknown_plan
         FETCH ALL FROM unknown_cursor
         DECLARE c CURSOR WITH HOLD FOR SELECT * FROM accounts
+        PREPARE "sqlguard own" AS SELECT 1
 
     ## Ignores
         DECLARE c CURSOR FOR SELECT * FROM accounts
@@ -50,4 +53,8 @@ def prepared_and_cursors(statement: Statement, _session: Session, _context: Cont
             Effect.REFUSE,
             "a cursor WITH HOLD outlives its transaction",
             "declare it without HOLD, inside BEGIN … COMMIT",
+        )
+    elif (statement.subject or "").startswith(_OURS):
+        yield Finding(
+            "prepared-and-cursors", Effect.REFUSE, f"names with `{_OURS}` are taken", "use another name"
         )
