@@ -8,6 +8,7 @@ sqlcommenter: https://google.github.io/sqlcommenter/spec/ (keys and values are U
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,6 +35,8 @@ class Annotation:
 
 
 EMPTY = Annotation()
+#: Characters of a text whose annotation is remembered.
+_REMEMBERED_TEXT = 16_384
 #: Characters; an idempotency key is the key of an index, and PostgreSQL's index rows are short.
 LIMITS = {"reason": 10_000, "idempotency_key": 500, "step": 500}
 
@@ -87,6 +90,16 @@ def read(text: str) -> Annotation:
     """Return what the comments of *text* say; a text without comments costs one `in`."""
     if "/*" not in text and "--" not in text:
         return EMPTY
+    return _read(text) if len(text) > _REMEMBERED_TEXT else _remembered(text)
+
+
+# A statement is asked for what it says several times on its way.
+@lru_cache(64)
+def _remembered(text: str) -> Annotation:
+    return _read(text)
+
+
+def _read(text: str) -> Annotation:
     try:
         tokens = postgast.scan(text).tokens
     except postgast.PgQueryError:

@@ -1,5 +1,6 @@
 -- The role stays: other databases of the cluster may use it.
 DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_result(text, text, jsonb, jsonb),
+    sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.find_key(text, text),
     sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]), sqlguard.transaction_changes(),
     sqlguard.record_event(bigint, text, jsonb), sqlguard.append(sqlguard.event), sqlguard.chain_end(text),

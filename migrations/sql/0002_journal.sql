@@ -498,6 +498,17 @@ CREATE FUNCTION sqlguard.claim_key(key text, statement_hash text, action bigint,
         END
     $$;
 
+-- The same for who sends the write along with the claim: an error skips what stands behind it.
+CREATE FUNCTION sqlguard.claim_key_or_stop(key text, statement_hash text, action bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            IF NOT (SELECT c.claimed FROM sqlguard.claim_key(key, statement_hash, action) c) THEN
+                RAISE EXCEPTION 'the idempotency key was used before' USING ERRCODE = 'SG010';
+            END IF;
+        END
+    $$;
+
 -- In the same transaction, after the write: what a repeat will be answered with.
 CREATE FUNCTION sqlguard.keep_result(key text, tag text, columns jsonb DEFAULT NULL, rows jsonb DEFAULT NULL)
     RETURNS void
@@ -551,11 +562,12 @@ REVOKE ALL ON FUNCTION
     sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
     sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),
-    sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz)
+    sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.record_intent(jsonb), sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.find_key(text, text),
-    sqlguard.claim_key(text, text, bigint, interval), sqlguard.keep_result(text, text, jsonb, jsonb)
+    sqlguard.claim_key(text, text, bigint, interval), sqlguard.claim_key_or_stop(text, text, bigint),
+    sqlguard.keep_result(text, text, jsonb, jsonb)
     TO sqlguard_agent;
 GRANT EXECUTE ON FUNCTION sqlguard.retire(timestamptz) TO sqlguard_retention;

@@ -5,17 +5,20 @@ The key is claimed, the write run and its answer kept in one transaction (`postg
 enough). A twin that is at work with the same key is waited for, by PostgreSQL itself.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlguard import gate as gates
+from psycopg import sql
+
 from sqlguard.errors import Refused
+from sqlguard.journal import statement_hash
 from sqlguard.plan import Decision
 from sqlguard.policy.late import wants_share
 from sqlguard.postgres import plans
 from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
 from sqlguard.proxy.plans import stop_block, weigh_text
-from sqlguard.proxy.report import behind, claim
+from sqlguard.proxy.report import behind, claim, sqlstate
 from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import Expect, Part, Reply
@@ -28,6 +31,8 @@ _CLAIM = (
     "SELECT claimed, action_id, tag, columns, rows FROM sqlguard.claim_key($1::text, $2::text, $3::bigint)"
 )
 _HEADER_BYTES = 5
+#: What `claim_key_or_stop` says when the key was used before.
+_TAKEN = "SG010"
 _KEEP = "SELECT sqlguard.keep_result($1::text, $2::text, $3::jsonb, $4::jsonb)"
 
 
@@ -37,22 +42,56 @@ async def simple(session: "AgentSession", decision: Decision, action: int) -> No
         session.open_actions.append((action, {}))
         await inside(session, decision, action)
     else:
-        # Its answer comes with the claim's: nothing has to wait for it.
-        session.send_query("BEGIN READ WRITE", Expect(Reply.QUERY, swallow=True))
-        stored: list[Expect] = []
-        expect = await inside(session, decision, action, hold=True, stored=stored)
-        answer, kind = b"", "failed"
-        if expect.failed is None:
-            commit = await session.ask("COMMIT")
-            # A COMMIT behind what failed is a roll-back, and no error.
-            fault = next((s.failed for s in stored if s.failed is not None), commit.failed)
-            answer = expect.held if fault is None else fault
-            kind = "committed" if fault is None else "failed"
-        else:
-            await session.ask("ROLLBACK")
-        session.client.write(answer)
+        planner = session.plans
+        is_weighed = planner.is_weighed(decision, planner.ruling(decision), in_block=True)
+        expect = None if is_weighed else await _at_once(session, decision, action)
+        if expect is None:
+            expect = await _in_steps(session, decision, action)
+        kind = "committed" if expect.failed is None else "failed"
         session.operator.event(action, kind, _detail(expect))
     session.client.write(ReadyForQuery(session.books.status).encode())
+
+
+async def _at_once(session: "AgentSession", decision: Decision, action: int) -> Expect | None:
+    """
+    Claim the key and run the write with one message, keep its answer and commit with another, and answer the client.
+
+    Return None, with nothing done, if the key is taken: what stands behind the claim is skipped then.
+    """
+    key, digest = _key(session, decision, None)
+    before = ["BEGIN READ WRITE", _call("claim_key_or_stop", key, digest, str(action)), claim(action)]
+    expect = await _kept(session, decision, before, error=_unless_taken)
+    if expect.failed is not None:
+        await session.ask("ROLLBACK")
+        return None if sqlstate(expect.failed) == _TAKEN else expect
+    end = ["COMMIT"] if expect.was_cut else [_call("keep_result", key, *_stored(session, expect)), "COMMIT"]
+    ended = await session.ask("; ".join(end))
+    if session.in_block:
+        await session.ask("ROLLBACK")
+    expect.failed = ended.failed
+    session.client.write(expect.held if ended.failed is None else ended.failed)
+    return expect
+
+
+def _unless_taken(error: bytes) -> bytes:
+    """Keep the error back that says that a key is taken."""
+    return b"" if sqlstate(error) == _TAKEN else error
+
+
+async def _in_steps(session: "AgentSession", decision: Decision, action: int) -> Expect:
+    """Do the same one after the other, for what is looked at in between; answer the client."""
+    # Its answer comes with the claim's: nothing has to wait for it.
+    session.send_query("BEGIN READ WRITE", Expect(Reply.QUERY, swallow=True))
+    stored: list[Expect] = []
+    expect = await inside(session, decision, action, hold=True, stored=stored)
+    if expect.failed is not None:
+        await session.ask("ROLLBACK")
+        return expect
+    commit = await session.ask("COMMIT")
+    # A COMMIT behind what failed is a roll-back, and no error.
+    expect.failed = next((s.failed for s in stored if s.failed is not None), commit.failed)
+    session.client.write(expect.held if expect.failed is None else expect.failed)
+    return expect
 
 
 async def inside(
@@ -101,7 +140,12 @@ async def inside(
     return expect
 
 
-async def _kept(session: "AgentSession", decision: Decision, before: list[str]) -> Expect:
+async def _kept(
+    session: "AgentSession",
+    decision: Decision,
+    before: list[str],
+    error: Callable[[bytes], bytes] | None = None,
+) -> Expect:
     """Send the write behind statements of ours; its answer goes out but for the CommandComplete, and is kept."""
     expect = Expect(
         Reply.QUERY,
@@ -109,6 +153,7 @@ async def _kept(session: "AgentSession", decision: Decision, before: list[str]) 
         tags=(*(None for _ in before), decision.tag),
         position=behind(before, decision),
         keep_ready=True,
+        error=error,
     )
     session.send_query("; ".join([*before, decision.text]), expect)
     await session.barrier()
@@ -228,8 +273,17 @@ async def _rows(
 
 
 def _key(session: "AgentSession", decision: Decision, params: list[str | None] | None) -> tuple[str, str]:
-    intent = gates.intent(decision, params, session.said(decision), via="proxy")
-    return intent.idempotency_key or "", intent.statement_hash
+    given = None if params is None else tuple(params)
+    return session.said(decision).idempotency_key or "", statement_hash(decision.statement.text, given)
+
+
+def _call(function: str, *values: str | None) -> str:
+    """Return the call of a function of ours in a Query, which has no parameters."""
+    return (
+        sql.SQL("SELECT sqlguard.{}({})")
+        .format(sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, values)))
+        .as_string()
+    )
 
 
 def _stored(session: "AgentSession", expect: Expect) -> tuple[str, str | None, str | None]:

@@ -3,7 +3,7 @@ The journal's writer: a thread that commits what sessions want written, in group
 
 Whatever has queued up while the last commit was under way goes into the next one, so eight busy agents cost about
 as many commits as one. What must be on disk before a write runs is its intent alone: ends go along with the next
-intents, or without waiting for the disk.
+intents, or, when none comes soon, without waiting for the disk.
 """
 
 import asyncio
@@ -27,6 +27,8 @@ from sqlguard.proxy.metrics import Metrics
 log = structlog.get_logger()
 #: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
 _GROUP = 256
+#: Seconds that ends wait for an intent to go along with: who writes again at once would have to wait for them first.
+_ENDS_WAIT = 0.01
 #: A connection is opened again at most once per group: whoever waits can't wait for long.
 _ATTEMPTS = 2
 Waiter = asyncio.Future[int]
@@ -137,7 +139,10 @@ class Writer:
 
     def _next_group(self) -> list[tuple[Intent, Waiter] | _Event | None]:
         group = [self._queue.get()]
+        deadline = monotonic() + _ENDS_WAIT
         with suppress(queue.Empty):
+            while len(group) < _GROUP and isinstance(group[-1], _Event):
+                group.append(self._queue.get(timeout=max(0.0, deadline - monotonic())))
             while len(group) < _GROUP and group[-1] is not None:
                 group.append(self._queue.get_nowait())
         return group
