@@ -39,6 +39,9 @@ class Decision:
     position: Callable[[int], int | None] | None = None
     #: What answers the functions it calls when it is undone (`policy.answers`), parameters still open.
     answers: tuple[Answer, ...] = ()
+    #: Statements of ours that belong to it, in its transaction (`rewrite.copy_in`).
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def is_write(self) -> bool:
@@ -61,6 +64,8 @@ class Decision:
     @property
     def can_be_planned(self) -> bool:
         """Whether a person may let it pass after all."""
+        if self.kind is Kind.COPY_IN:
+            return False
         return self.verdict.effect is Effect.APPROVE and (self.is_write or self.kind in PLANNED_READS)
 
     @property
@@ -100,6 +105,8 @@ class Outcome:
     plan: int | None = None
     #: What a preview found besides `affected`: samples, shares, locks, sequences …
     report: Mapping[str, Any] | None = None
+    #: The action whose stored answer this is: nothing was done now.
+    repeats: int | None = None
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -117,6 +124,7 @@ class Outcome:
             "executed": self.executed,
             "notices": list(self.notices),
             "plan": self.plan,
+            "repeats": self.repeats,
             "report": None if self.report is None else with_differences(self.report),
         }
 
@@ -229,6 +237,15 @@ def refused(ruling: Ruling) -> Refused:
     )
 
 
+def needs_no_approval() -> Refused:
+    """Return the error for a COPY that would have to wait: what it copies is gone by then."""
+    return Refused(
+        "COPY … FROM STDIN can't wait for an approval, which this would need",
+        hint="INSERT the rows: a plan keeps them until a person has approved it",
+        rules=("gate",),
+    )
+
+
 #: Why everything that a task writes waits, where the policy or the task says so.
 EVERYTHING = "everything that this task writes needs an approval"
 
@@ -256,6 +273,16 @@ def measured_of(report: Mapping[str, Any]) -> Measured:
     rows += sum(c["inserted"] + c["updated"] + c["deleted"] for c in report.get("unguarded", ()))
     share = max((change["share"] for change in report.get("shares", ())), default=None)
     return Measured(rows, share, tuple(report.get("excess", ())))
+
+
+def affected_of(report: Mapping[str, Any]) -> tuple[Affected, ...]:
+    """Return the rows of the guarded tables, by the names of the tables."""
+    return tuple(
+        sorted(
+            (Affected(c["table"], c["op"], c["rows"]) for c in report["affected"]),
+            key=lambda a: (a.table, a.op),
+        )
+    )
 
 
 def may_go_over(decision: Decision, policy: Policy) -> bool:

@@ -4,8 +4,8 @@ DROP FUNCTION sqlguard.plan_statements(bigint), sqlguard.last_plan(), sqlguard.t
     sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.plan_state(sqlguard.plan),
     sqlguard.approvers(bigint), sqlguard.record_plan(jsonb, text, text),
     sqlguard.append_event(bigint, text, jsonb), sqlguard.plan_outcome(bigint, integer),
-    sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint), sqlguard.rows_before(oid, bigint),
-    sqlguard.change_digest(xid8, bigint), sqlguard.unguarded_changes(), sqlguard.begin_plan(),
+    sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint), sqlguard.rows_before(oid, bigint, bigint),
+    sqlguard.change_digest(xid8, bigint), sqlguard.row_hash(text[], text[], text), sqlguard.unguarded_changes(), sqlguard.begin_plan(),
     sqlguard.count_unguarded(), sqlguard.force_constraints(), sqlguard.signature(text);
 CREATE OR REPLACE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, message text) RETURNS void
     LANGUAGE plpgsql

@@ -195,17 +195,25 @@ CREATE FUNCTION sqlguard.unguarded_changes()
         ORDER BY 1
     $$;
 
+-- Of one row. An array's text says where it ends, so no two rows have the same text. Each argument stands here once and
+-- nothing is stricter than it has to be, so that the planner takes it in: a call per row would cost more than the hash.
+CREATE FUNCTION sqlguard.row_hash(key text[], new_key text[], image text) RETURNS bytea
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT pg_catalog.sha256(pg_catalog.convert_to(
+            pg_catalog.concat(key::text, '|', new_key::text, coalesce('|' OPERATOR(pg_catalog.||) image, '-')), 'UTF8'))
+    $$;
+
 -- The exact rows: of each its table, its key and how it was before. An inserted row has no before, and its key is
 -- often a number that no two runs get: then the number of rows has to do. The rows' order means nothing.
 CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
-    SET extra_float_digits = 1 SET bytea_output = 'hex'
+    SET extra_float_digits = 1 SET bytea_output = 'hex' SET work_mem = '64MB'
     AS $$
         DECLARE
             lines text := '';
-            part text;
-            n bigint;
+            part bytea;
             same text;
             c record;
         BEGIN
@@ -216,7 +224,7 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                 WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
                 GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3
             LOOP
-                part := '';
+                part := NULL;
                 IF c.op = 'insert' AND (coalesce(cardinality(c.key_columns), 0) = 0 OR EXISTS (
                         SELECT FROM pg_attribute a WHERE a.attrelid = c.relid AND a.attname = ANY (c.key_columns)
                             AND (a.atthasdef OR a.attidentity <> ''))) THEN
@@ -228,21 +236,22 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                         FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
                         JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
                     EXECUTE format($q$
-                        SELECT string_agg(h, '' ORDER BY h COLLATE "C") FROM (
-                            SELECT encode(sha256(convert_to(jsonb_build_array(r.key, coalesce(r.before,
-                                (to_jsonb("sg row") - '{deleted_at,deleted_by_agent}'::text[])::text))::text, 'UTF8')),
-                                'hex') AS h
+                        SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
+                            SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, ROW(%s)::text)) AS h
                             FROM sqlguard.row_change r LEFT JOIN ONLY %s AS "sg row" ON %s
                             WHERE r.change_set_id = ANY ($1)) q
-                        $q$, c.relid::regclass, same) INTO part USING c.ids;
+                        $q$, (SELECT string_agg(format('"sg row".%I', a.attname), ', ' ORDER BY a.attnum)
+                              FROM pg_attribute a
+                              WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
+                                  AND a.attname NOT IN ('deleted_at', 'deleted_by_agent')),
+                        c.relid::regclass, same) INTO part USING c.ids;
                 ELSE
-                    SELECT string_agg(h, '' ORDER BY h COLLATE "C") INTO part FROM (
-                        SELECT encode(sha256(convert_to(jsonb_build_array(r.key, r.new_key, r.before)::text, 'UTF8')),
-                                      'hex') AS h
+                    SELECT array_send(array_agg(q.h ORDER BY q.h)) INTO part FROM (
+                        SELECT sqlguard.row_hash(r.key, r.new_key, r.before) AS h
                         FROM sqlguard.row_change r WHERE r.change_set_id = ANY (c.ids)) q;
                 END IF;
                 lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
-                                                    encode(sha256(coalesce(part, '')::bytea), 'hex'))::text || E'\n';
+                                                    encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
             END LOOP;
             SELECT lines || coalesce(string_agg(jsonb_build_array(u.name, u.inserted, u.updated, u.deleted)::text, E'\n'), '')
                 INTO lines FROM sqlguard.unguarded_changes() u;
@@ -250,36 +259,49 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
         END
     $$;
 
--- The rows of a table before the transaction's own deletes; past a million the planner's estimate has to do.
-CREATE FUNCTION sqlguard.rows_before(root oid, removed bigint) RETURNS bigint
+-- The rows of a table before the transaction's own deletes. Past a million the planner's estimate has to do; *enough*
+-- says from how many on it does for whoever does not decide by it.
+CREATE FUNCTION sqlguard.rows_before(root oid, removed bigint, enough bigint, OUT n bigint, OUT is_exact boolean)
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
         DECLARE
-            estimate double precision := (SELECT c.reltuples FROM pg_class c WHERE c.oid = root);
+            estimate double precision := coalesce(
+                (SELECT sum(c.reltuples) FROM pg_partition_tree(root) p JOIN pg_class c ON c.oid = p.relid WHERE p.isleaf),
+                (SELECT c.reltuples FROM pg_class c WHERE c.oid = root));
             live bigint;
         BEGIN
-            IF estimate > 1000000 THEN
-                RETURN estimate;
+            is_exact := estimate <= least(enough, 1000000);
+            IF NOT is_exact THEN
+                n := estimate;
+                RETURN;
             END IF;
             EXECUTE format('SELECT count(*) FROM %s%s', root::regclass,
                            CASE sqlguard.mode_of(root) WHEN 'soft' THEN ' WHERE deleted_at IS NULL' ELSE '' END)
                 INTO live;
-            RETURN live + removed;
+            n := live + removed;
         END
     $$;
 
+-- Counting costs a small part of what the changes did: beyond twenty times the rows that were changed it is not worth it,
+-- unless a gate of the task's policy wants to know.
 CREATE FUNCTION sqlguard.shares(tx xid8, only_action bigint)
-    RETURNS TABLE (name text, rows bigint, of_rows bigint, share double precision)
+    RETURNS TABLE (name text, rows bigint, of_rows bigint, share double precision, is_exact boolean)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT q.root::regclass::text, q.rows, b.n, round((q.rows / greatest(b.n, 1)::numeric), 4)::float8
+        SELECT q.root::regclass::text, q.rows, b.n, round((q.rows / greatest(b.n, q.rows, 1)::numeric), 4)::float8, b.is_exact
         FROM (SELECT coalesce(pg_partition_root(s.relid)::oid, s.relid) AS root,
                      sum(s.rows)::bigint AS rows,
                      coalesce(sum(s.rows) FILTER (WHERE s.op IN ('delete', 'soft_delete')), 0)::bigint AS removed
               FROM sqlguard.change_set s
               WHERE s.txid = tx AND s.op <> 'insert' AND (only_action IS NULL OR s.action_id = only_action)
               GROUP BY 1) q
-        CROSS JOIN LATERAL (SELECT sqlguard.rows_before(q.root, q.removed) AS n) b
+        CROSS JOIN (SELECT EXISTS (
+                SELECT FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
+                JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version
+                CROSS JOIN jsonb_array_elements(p.document -> 'gates') g
+                WHERE l.role = session_user AND jsonb_typeof(g -> 'when' -> 'share') <> 'null') AS decides) g
+        CROSS JOIN LATERAL sqlguard.rows_before(
+            q.root, q.removed, CASE WHEN g.decides THEN 1000000 ELSE greatest(10000, 20 * q.rows) END) b
         ORDER BY 1
     $$;
 
@@ -322,8 +344,9 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DE
                                               'updated', u.updated, 'deleted', u.deleted)), '[]')
                     FROM sqlguard.unguarded_changes() u),
                 'shares', (
-                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.name, 'rows', s.rows, 'of', s.of_rows,
-                                                                 'share', s.share)), '[]')
+                    SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+                        'table', s.name, 'rows', s.rows, 'of', s.of_rows, 'share', s.share,
+                        'estimated', CASE WHEN NOT s.is_exact THEN true END))), '[]')
                     FROM sqlguard.shares(tx, only_action) s),
                 'samples', (
                     SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.schema_name || '.' || s.table_name,
@@ -644,8 +667,8 @@ CREATE FUNCTION sqlguard.plan_statements(wanted bigint) RETURNS jsonb
 
 REVOKE ALL ON FUNCTION
     sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_unguarded(),
-    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.change_digest(xid8, bigint),
-    sqlguard.rows_before(oid, bigint), sqlguard.shares(xid8, bigint), sqlguard.weigh(bigint, boolean),
+    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.change_digest(xid8, bigint), sqlguard.row_hash(text[], text[], text),
+    sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint), sqlguard.weigh(bigint, boolean),
     sqlguard.plan_outcome(bigint, integer), sqlguard.append_event(bigint, text, jsonb),
     sqlguard.record_plan(jsonb, text, text), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
     sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.is_approver(name),

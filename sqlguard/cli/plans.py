@@ -188,7 +188,8 @@ def _tables(document: Mapping[str, Any]) -> None:
     rows = []
     for change in document["affected"]:
         share = shares.get(change["table"])
-        of = f"{share['share']:.1%} of {share['of']}" if share else ""
+        about = "about " if share and share.get("estimated") else ""
+        of = f"{about}{share['share']:.1%} of {share['of']}" if share else ""
         how = "by a cascade or trigger" if change["nested"] else ""
         rows.append((change["table"], change["op"], change["rows"], of, how))
     print_rows(("table", "operation", "rows", "share", ""), rows)

@@ -18,9 +18,18 @@ from psycopg.pq import TransactionStatus
 from sqlguard import gate
 from sqlguard.annotation import Annotation
 from sqlguard.budget import ResultLimits
-from sqlguard.errors import ApprovalRequired, Drift, Refused, SqlguardError
+from sqlguard.errors import ApprovalRequired, Drift, SqlguardError
 from sqlguard.journal import Intent
-from sqlguard.plan import Affected, Decision, Draft, Outcome, Stage, may_go_over, refused
+from sqlguard.plan import (
+    Decision,
+    Draft,
+    Outcome,
+    Stage,
+    affected_of,
+    may_go_over,
+    measured_of,
+    refused,
+)
 from sqlguard.policy.late import Ruling
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import idempotency, plans
@@ -96,9 +105,7 @@ class Executor:
         except (psycopg.Error, SqlguardError) as fault:
             self.settled(action, "failed", {"sqlstate": fault.sqlstate})
             raise
-        if dry_run:
-            self.settled(action, "previewed", details)
-        elif not self.in_transaction:
+        if not dry_run and not self.in_transaction:
             self.settled(action, "committed", details)
         return outcome
 
@@ -152,67 +159,73 @@ class Executor:
 
     def _attempt(self, run: "_Run", *, weighed: bool) -> tuple[Outcome, dict[str, Any]]:
         own = not self.in_transaction
-        if own:
-            self.connection.execute("BEGIN READ WRITE")
-        elif run.dry_run:
-            self.connection.execute(sql.SQL("SAVEPOINT {}").format(_SAVEPOINT))
-        details: dict[str, Any] = {}
+        self._begin(run, own=own)
         end = _End()
         try:
             self._claim_changes(run.action)
             kept = None if run.dry_run else self._claim(run.intent, run.action)
             if kept is not None:
-                outcome = self._repeat(run.decision, kept)
-                details["repeats"] = kept.action
+                outcome = idempotency.repeated(self.connection, run.decision, kept)
             else:
                 # A block that is staged is counted from its first write on.
                 if weighed and (run.dry_run or self.stage is None or not self.stage.steps):
                     self.connection.execute(plans.BEGIN)
                 outcome = self._carry_out(run, force=weighed and (own or run.dry_run))
                 end = self._weigh(run) if weighed else end
-            affected = self._affected(run.action)
+            report = end.found.report if end.found else None
+            changed = affected_of(report) if report else plans.affected(self.connection, run.action)
         except BaseException as fault:
             if own:
                 self.connection.execute("ROLLBACK")
             elif isinstance(fault, SqlguardError):
                 self.planner.fail_block()
             raise
-        plan = self._end(run, end, own=own)
+        details: dict[str, Any] = {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
+        if kept is not None:
+            details["repeats"] = kept.action
+        plan = self._end(run, end, details, own=own)
         done = replace(
             outcome,
-            affected=affected,
+            affected=changed,
             action=run.action,
             tier=run.decision.verdict.tier,
             committed=own and not run.dry_run,
             plan=plan,
-            report=end.found.report if end.found else None,
+            report=report,
         )
-        more = {} if plan is None else {"plan": plan}
-        return done, {**details, **more, "tag": done.tag, "affected": [a.as_dict() for a in affected]}
+        return done, details if plan is None else {**details, "plan": plan}
+
+    def _begin(self, run: "_Run", *, own: bool) -> None:
+        if own:
+            self.connection.execute("BEGIN READ WRITE")
+        elif run.dry_run:
+            self.connection.execute(sql.SQL("SAVEPOINT {}").format(_SAVEPOINT))
 
     def _claim_changes(self, action: int) -> None:
         self.connection.execute("SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)])
 
     def _weigh(self, run: "_Run") -> "_End":
         """Decide by the rows how the run ends. Raises Refused."""
+        if run.dry_run:
+            found = plans.outcome(self.connection, run.action)
+            ruling = self.planner.judged(run.decision, run.intent.confidence, measured_of(found.report))
+            step = self.planner.step(run.decision, run.params, run.action)
+            return _End(self.planner.draft(Stage([step], [run.decision], [ruling])), found)
         ruling = self.planner.weigh(run.decision, run.intent.confidence, run.action)
-        if ruling.effect is Effect.ALLOW and not run.dry_run and self.stage is None:
+        if ruling.effect is Effect.ALLOW and self.stage is None:
             return _End()
         step = self.planner.step(run.decision, run.params, run.action)
-        if self.stage is not None and not run.dry_run:
+        if self.stage is not None:
             self.stage.add(step, run.decision, ruling)
             return _End()
-        draft = self.planner.draft(Stage([step], [run.decision], [ruling]))
-        if run.dry_run:
-            return _End(draft, plans.outcome(self.connection, run.action))
-        return self._redeemed(draft, run.action)
+        return self._redeemed(self.planner.draft(Stage([step], [run.decision], [ruling])), run.action)
 
     def _redeemed(self, draft: Draft, only: int | None, plan: int | None = None) -> "_End":
         """Take an approval; if there is none for these rows, say what the run is that has to be rolled back."""
         taken = self.planner.redeem(draft, only, plan)
         return _End(draft, None if taken.is_equal else plans.outcome(self.connection, only), taken)
 
-    def _end(self, run: "_Run", end: "_End", *, own: bool) -> int | None:
+    def _end(self, run: "_Run", end: "_End", details: Mapping[str, Any], *, own: bool) -> int | None:
         """Commit, or roll back and keep the plan; return its id. Raises ApprovalRequired, Drift."""
         if run.dry_run and not own:
             self.connection.execute(sql.SQL("ROLLBACK TO {}").format(_SAVEPOINT))
@@ -223,7 +236,7 @@ class Executor:
         if end.found is None or end.draft is None:
             return end.taken.plan
         if run.dry_run:
-            return plans.record(self.planner.ledger, end.draft, end.found)
+            return plans.record_previewed(self.planner.ledger, end.draft, end.found, details)
         raise self.planner.stopped(end.draft, end.found, end.taken)
 
     # --- a read that a person has to let pass
@@ -249,7 +262,7 @@ class Executor:
             if own:
                 self.connection.execute("ROLLBACK")
             raise
-        plan = self._end(run, end, own=own)
+        plan = self._end(run, end, {}, own=own)
         report = end.found.report if end.found else None
         return replace(outcome, action=run.action, plan=plan, report=report), {"plan": plan}
 
@@ -317,7 +330,7 @@ class Executor:
             end = self._redeemed(self.planner.draft(stage), None if is_block else actions[0], plan)
             for decision, values in reads if end.found is None else ():
                 outcome = self._answer(decision, decision.text, values)
-            affected = tuple(a for action in actions for a in self._affected(action))
+            affected = tuple(a for action in actions for a in plans.affected(self.connection, action))
             self.connection.execute("COMMIT" if end.found is None else "ROLLBACK")
         except BaseException:
             self.connection.execute("ROLLBACK")
@@ -343,33 +356,6 @@ class Executor:
         if not intent.idempotency_key:
             return None
         return idempotency.claim(self.connection, intent.idempotency_key, intent.statement_hash, action)
-
-    def _repeat(self, decision: Decision, kept: idempotency.Kept) -> Outcome:
-        """Answer with what was kept; raises Refused when the write was done and its answer is lost."""
-        if kept.tag is None:
-            raise Refused(
-                f"this write was done before, by action {kept.action}, and its answer was not kept",
-                hint="look at the rows it changed; a new idempotency key would do it again",
-            )
-        columns, rows = idempotency.loaded(self.connection, kept)
-        count = kept.tag.split(" ")[-1]
-        return Outcome(
-            verdict=str(decision.verdict.effect),
-            tag=kept.tag,
-            rowcount=int(count) if count.isdigit() else 0,
-            columns=columns,
-            rows=rows,
-            statement=decision.statement.text,
-            executed=decision.text,
-        )
-
-    def _affected(self, action: int) -> tuple[Affected, ...]:
-        found = self.connection.execute(
-            "SELECT schema_name, table_name, op, sum(rows)::bigint FROM sqlguard.transaction_changes()"
-            " WHERE action_id = %s GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
-            [action],
-        ).fetchall()
-        return tuple(Affected(f"{schema}.{name}", op, rows) for schema, name, op, rows in found)
 
     def _cursor(self) -> psycopg.RawCursor[Any]:
         return psycopg.RawCursor(self.connection)

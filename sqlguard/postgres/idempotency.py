@@ -34,6 +34,8 @@ from psycopg.adapt import Transformer
 from psycopg.pq import Format
 from psycopg.types.json import Jsonb
 
+from sqlguard.errors import Refused
+from sqlguard.plan import Decision, Outcome
 from sqlguard.postgres.journal import translated
 
 LIFETIME = timedelta(days=7)
@@ -140,6 +142,28 @@ def loaded(conn: psycopg.Connection[Any], kept: Kept) -> tuple[tuple[str, ...], 
         ]
     )
     return tuple([name for name, *_ in kept.columns]), rows
+
+
+def repeated(conn: psycopg.Connection[Any], decision: Decision, kept: Kept) -> Outcome:
+    """Answer with what was kept, and say so; raises Refused when the write was done and its answer is lost."""
+    if kept.tag is None:
+        raise Refused(
+            f"this write was done before, by action {kept.action}, and its answer was not kept",
+            hint="look at the rows it changed; a new idempotency key would do it again",
+        )
+    columns, rows = loaded(conn, kept)
+    count = kept.tag.split(" ")[-1]
+    return Outcome(
+        verdict=str(decision.verdict.effect),
+        tag=kept.tag,
+        rowcount=int(count) if count.isdigit() else 0,
+        columns=columns,
+        rows=rows,
+        statement=decision.statement.text,
+        executed=decision.text,
+        notices=(f"a repeat: action {kept.action} did this already, and this is its answer; nothing was changed",),
+        repeats=kept.action,
+    )
 
 
 def _kept(value: bytes | None, form: int, encoding: str) -> str | None:

@@ -53,6 +53,10 @@ class Planner:
     def weigh(self, decision: Decision, confidence: float | None, action: int) -> Ruling:
         """Return what the rows say. Raises Refused where a gate refuses."""
         measured = plans.weigh(self.work, action, share=late.wants_share(decision.verdict.gates))
+        return self.judged(decision, confidence, measured)
+
+    def judged(self, decision: Decision, confidence: float | None, measured: Measured) -> Ruling:
+        """Return what *measured* rows say. Raises Refused where a gate refuses."""
         found = self.ruling(decision, confidence, measured)
         assert found is not None  # noqa: S101 (everything is known)
         if found.effect is Effect.REFUSE:

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import ApprovalRequired, Refused
-from sqlguard.plan import Draft, with_differences
+from sqlguard.plan import Affected, Draft, with_differences
 from sqlguard.policy.late import Measured
 from sqlguard.postgres.journal import translated
 from sqlguard.task import ROLE_PREFIX
@@ -27,6 +27,14 @@ STATES = ("open", "approved", "rejected", "expired", "superseded", "committed")
 BEGIN = "SELECT sqlguard.begin_plan()"
 #: Deferred constraints would fail at COMMIT: a preview has to fail on them too.
 FORCE = "SELECT sqlguard.force_constraints()"
+# Nothing was changed that a crash could make it miss: its commit need not wait for the disk, and what waits for it
+# (an approval) has it written too.
+_PREVIEWED = """
+    WITH made AS MATERIALIZED (
+        SELECT sqlguard.record_plan(%s, %s, %s) AS plan, pg_catalog.set_config('synchronous_commit', 'off', true))
+    SELECT m.plan, sqlguard.record_event(%s, 'previewed', %s || pg_catalog.jsonb_build_object('plan', m.plan))
+    FROM made m
+"""
 _LIST = """
     SELECT sqlguard.plan_document(p) FROM sqlguard.plan p
     WHERE (%(task)s::text IS NULL OR p.task_id = %(task)s)
@@ -86,6 +94,16 @@ def weigh(conn: Connection, action: int | None, *, share: bool) -> Measured:
     return measured(_one(conn, "SELECT sqlguard.weigh(%s, %s)", [action, share])[0])
 
 
+def affected(conn: Connection, action: int) -> tuple[Affected, ...]:
+    """Return the rows of guarded tables that *action* has changed in the open transaction."""
+    found = conn.execute(
+        "SELECT schema_name || '.' || table_name, op, sum(rows)::bigint FROM sqlguard.transaction_changes()"
+        " WHERE action_id = %s GROUP BY 1, 2 ORDER BY 1, 2",
+        [action],
+    ).fetchall()
+    return tuple(Affected(*row) for row in found)
+
+
 def outcome(conn: Connection, action: int | None) -> RunOutcome:
     """Return all that a plan has to say of *action*, or of the whole transaction."""
     return RunOutcome(*_one(conn, "SELECT * FROM sqlguard.plan_outcome(%s)", [action]))
@@ -102,7 +120,16 @@ def redeem(
 def record(conn: Connection, draft: Draft, found: RunOutcome, drift_of: int | None = None) -> int:
     """Store a plan and tell approvers; return its id."""
     values = [Jsonb(draft.document(drift_of)), found.text, found.signed]
-    text = "SELECT sqlguard.record_plan(%s, %s, %s)"
+    return _recorded(conn, "SELECT sqlguard.record_plan(%s, %s, %s)", values)
+
+
+def record_previewed(conn: Connection, draft: Draft, found: RunOutcome, detail: Mapping[str, Any]) -> int:
+    """Store the plan of a preview, and that its action came to no more than that, with *detail*; return its id."""
+    values = [Jsonb(draft.document()), found.text, found.signed, draft.steps[0].action, Jsonb(dict(detail))]
+    return _recorded(conn, _PREVIEWED, values)
+
+
+def _recorded(conn: Connection, text: str, values: list[Any]) -> int:
     # A task's own session is read only by default.
     read_only = conn.info.parameter_status("default_transaction_read_only") == "on"
     if not read_only or conn.info.transaction_status != TransactionStatus.IDLE:
