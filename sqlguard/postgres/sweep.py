@@ -63,6 +63,22 @@ SELECT l.task_id, l.role::text, 'it left a prepared transaction, whose locks nee
 FROM pg_prepared_xacts x JOIN sqlguard.lease l ON l.role = x.owner
 WHERE x.database = current_database() AND l.state <> 'ended'
 """
+#: A session may set its own time-outs to nothing. So whoever is no task's session waits for one no longer than its
+#: policy lets a statement run or a transaction idle; and for a lock on a whole table, which no write needs, a moment.
+_BLOCKERS = """
+SELECT DISTINCT l.task_id, l.role::text, 'it kept others waiting for its locks'
+FROM pg_locks w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) b (pid)
+JOIN pg_stat_activity a ON a.pid = b.pid JOIN sqlguard.lease l ON l.role = a.usename
+WHERE NOT w.granted AND w.waitstart < clock_timestamp() - interval '1 second' AND l.state <> 'ended'
+  AND NOT EXISTS (SELECT FROM pg_stat_activity o JOIN sqlguard.lease x ON x.role = o.usename WHERE o.pid = w.pid)
+  AND w.waitstart < clock_timestamp() - CASE WHEN EXISTS (
+      SELECT FROM pg_locks k
+      WHERE k.pid = b.pid AND k.locktype = 'relation' AND k.database = w.database AND k.relation = w.relation
+        AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'))
+    THEN interval '2 seconds'
+    ELSE (SELECT max(split_part(s, '=', 2)::interval) FROM unnest(l.settings) s
+          WHERE s ~ '^(statement|idle_in_transaction_session)_timeout=') END
+"""
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
 #: Written down by proxies for `sqlguard doctor`.
 _GONE_SESSIONS = """
@@ -83,7 +99,7 @@ WHERE r.rolname LIKE %(prefix)s
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """`ended`: tasks; `leases`: single ones; `changed`: tasks whose credential was tampered with."""
+    """`ended`: tasks; `leases`: single ones; `changed`: tasks that were ended for what they did, early."""
 
     busy: bool = False
     ended: tuple[str, ...] = ()
@@ -114,6 +130,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
     """
     done = _Pass()
     _end_changed(conn, done, conn.execute(_SQUATTERS, LOCK[:1]).fetchall())
+    _end_changed(conn, done, conn.execute(_BLOCKERS).fetchall())
     if conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() != (True,):
         return SweepReport(busy=True)
     try:
