@@ -20,7 +20,7 @@ from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.wire.buffer import HEADER
-from sqlguard.wire.messages import Close, Parse, Sync
+from sqlguard.wire.messages import Close, Describe, Execute, Parse, Sync
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import ASKS, PLAIN, Expect, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 _PARSE, _BIND, _CLOSE, _EXECUTE, _SYNC, _CALL = b"PBCESF"
 _PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
+_PLAIN_SYNC = PLAIN[Reply.SYNC]
+#: What drivers send behind a Bind, and what is expected for all of it.
+_RUNS = Execute(b"").encode() + Sync().encode()
+_TAILS = {
+    _RUNS: [PLAIN[r] for r in (Reply.BIND, Reply.EXECUTE, Reply.SYNC)],
+    Describe(is_portal=True, name=b"").encode() + _RUNS: [
+        PLAIN[r] for r in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.SYNC)
+    ],
+}
 _SYNC_BYTES = Sync().encode()
 _HEADER_BYTES = 5
 _EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
@@ -90,21 +99,25 @@ class Extended(Steps):
                 if prepared is None:
                     return False
                 portal = prepared.portal
+                tail = _TAILS.get(data[end:])
+                if tail is not None:
+                    replies += tail
+                    at, kind = size, _SYNC
+                    break
             elif kind == _EXECUTE:
                 if portal is None or data[at + _HEADER_BYTES]:
                     return False
             elif kind == _PARSE:
-                statement = passing.get(data[at:end])
+                statement = passing.prepared(data[at:end])
                 if statement is None or self._statements.find(b"") is not None:
                     return False
             elif kind not in b"DS":
                 return False
             replies.append(_PLAIN[kind])
             at = end
-        if at != size or kind != _SYNC or PLAIN[Reply.SYNC] in replies[:-1]:
+        if at != size or kind != _SYNC or replies.index(_PLAIN_SYNC) != len(replies) - 1:
             return False
-        for reply in replies:
-            session.books.expect(reply)
+        session.books.expect_plainly(replies)
         self._plain_statement, self._plain = statement, portal
         passing.hits += 1
         session.server.write(data)

@@ -15,19 +15,30 @@ _NUMBER = re.compile(rb"(?:(?<=[=<>])|(?<=[=<>] ))[0-9]{1,9}(?=[\s;),\x00])")
 _DOUBTFUL = re.compile(rb"['\"$\\\x80-\xff]|--|/\*")
 _COMPARISONS = frozenset({"=", "<>", "!=", "<", "<=", ">", ">="})
 _HEADER = 5
+#: Stands for a number. It ends a text and can't be in one, so nothing else looks like it.
+_ANY = b"\0"
 #: Longer texts are seldom the same but for a number.
 _LONGEST = 1024
 
 
 def likeness(message: bytes) -> bytes | None:
-    """Return what is alike in all such Query messages, None if nothing can be said; the length is left out."""
-    if len(message) > _LONGEST or int.from_bytes(message[1:_HEADER], "big") != len(message) - 1:
+    """
+    Return what is alike in all such Query messages, None if nothing can be said; the length is left out.
+
+    A message whose likeness is known from `certain` is certain, too: it differs in nothing but digits.
+    """
+    size = len(message)
+    if size > _LONGEST or int.from_bytes(message[1:_HEADER], "big") != size - 1:
         return None
-    text = message[_HEADER:]
-    if _DOUBTFUL.search(text):
+    if message.find(_ANY, _HEADER) != size - 1:
         return None
-    found, count = _NUMBER.subn(b"?", text)
+    found, count = _NUMBER.subn(_ANY, message[_HEADER:])
     return found if count else None
+
+
+def certain(message: bytes) -> bytes | None:
+    """Return the likeness of a message, None also if what looks like a number may be none."""
+    return None if _DOUBTFUL.search(message, _HEADER) else likeness(message)
 
 
 def is_alike(decisions: tuple[Decision, ...]) -> bool:

@@ -29,13 +29,11 @@ from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import Login, count_leases, door_joined, read_login
 from sqlguard.proxy.metrics import Metrics, TimedGate
-from sqlguard.proxy.portals import Prepared
+from sqlguard.proxy.passing import Passing as Passing
 from sqlguard.proxy.tracing import NoTracing, Tracing
 from sqlguard.proxy.writer import Writer
 
 log = structlog.get_logger()
-#: Bounds of what is remembered of messages that pass.
-_PASSING_ENTRIES, _PASSING_BYTES = 4096, 8192
 T = TypeVar("T")
 
 
@@ -43,31 +41,6 @@ T = TypeVar("T")
 _PATIENCE = 5.0
 #: A connection is opened again at most once per question: whoever asks can't wait for long.
 _ATTEMPTS = 2
-
-
-class Passing(dict[bytes, Prepared | None]):
-    """
-    Query and Parse messages that were found to pass as they are, for all sessions of a gate.
-
-    A Parse comes with what it prepares. The oldest go first.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hits = 0
-        #: Of Query messages in which a number may stand for any other (`likeness`).
-        self.alike: dict[bytes | None, None] = {}
-
-    def remember(self, message: bytes, prepared: Prepared | None = None, like: bytes | None = None) -> None:
-        if like is not None:
-            # The text itself will hardly come again.
-            self.alike[like] = None
-            if len(self.alike) > _PASSING_ENTRIES:
-                del self.alike[next(iter(self.alike))]
-        elif len(message) <= _PASSING_BYTES:
-            self[message] = prepared
-            if len(self) > _PASSING_ENTRIES:
-                del self[next(iter(self))]
 
 
 class Operator:

@@ -14,11 +14,11 @@ from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
 from sqlguard.proxy import again, control, dry, plans, repeats, several
-from sqlguard.proxy.likeness import is_alike, likeness
+from sqlguard.proxy.likeness import certain, is_alike
 from sqlguard.proxy.portals import passes_always
 from sqlguard.proxy.report import WRITABLE, behind, can_be_approved, claim, nowhere, sqlstate
 from sqlguard.wire.messages import Query, ReadyForQuery
-from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
+from sqlguard.wire.replies import PLAIN, REFUSED_TEXT, Expect, Part, Reply
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Behind a statement of the client's: a comment in its last line ends here.
 END = "\n;"
 HEADER_BYTES = 5
+_PLAIN_QUERY = PLAIN[Reply.QUERY]
 
 
 class Simple:
@@ -42,10 +43,10 @@ class Simple:
         """
         session = self._session
         passing = session.passing
-        if passing is None or not (data in passing or likeness(data) in passing.alike):
+        if passing is None or not passing.passes(data):
             return False
         passing.hits += 1
-        session.books.expect(Expect(Reply.QUERY))
+        session.books.expect(_PLAIN_QUERY)
         session.server.write(data)
         return True
 
@@ -65,7 +66,7 @@ class Simple:
         session.operator.metrics.verdicts["allow"] += len(decisions)
         passing = session.passing
         if passing is not None and all(passes_always(d) for d in decisions):
-            passing.remember(raw, like=likeness(raw) if is_alike(decisions) else None)
+            passing.remember(raw, like=certain(raw) if is_alike(decisions) else None)
         self._forward(text, decisions)
         return True
 

@@ -132,7 +132,6 @@ class Expect:
     tag: bytes = b""
     #: The server's ErrorResponse; empty bytes if it was skipped because of an earlier one.
     failed: bytes | None = None
-    has_begun: bool = False
 
     @property
     def part(self) -> Part:
@@ -171,5 +170,13 @@ class Expect:
 #: For messages whose replies just pass: nobody reads what comes of them, so one object serves all.
 PLAIN: dict[Reply, Expect] = {
     reply: Expect(reply)
-    for reply in (Reply.PARSE, Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.CLOSE, Reply.SYNC)
+    for reply in (
+        Reply.QUERY,
+        Reply.PARSE,
+        Reply.BIND,
+        Reply.DESCRIBE,
+        Reply.EXECUTE,
+        Reply.CLOSE,
+        Reply.SYNC,
+    )
 }

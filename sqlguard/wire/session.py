@@ -41,11 +41,12 @@ the data before the client's next Sync.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire import reports
-from sqlguard.wire.buffer import DEFAULT_LIMIT, HEADER, Bulk, Scanner, message
+from sqlguard.wire.answers import READY_HEADER, STATUSES, answered, is_one_answer
+from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
 from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
 from sqlguard.wire.replies import ASKS as ASKS
@@ -65,9 +66,7 @@ from sqlguard.wire.states import State as State
 _READY_OF_ITS_OWN = frozenset({Reply.QUERY, Reply.FUNCTION, Reply.SYNC})
 _ERROR, _READY, _STATUS, _NOTICE, _NOTIFICATION = b"EZSNA"
 _BODY = 5
-_READY_HEADER = b"Z\0\0\0\5"
-_STATUSES = (b"I", b"T", b"E")
-_NONE: Mapping[int, Effect] = {}
+_PLAIN_QUERY = PLAIN[Reply.QUERY]
 
 
 class Session:
@@ -76,6 +75,8 @@ class Session:
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         """*limit* bounds a message that has to be held whole: all but rows and COPY data."""
         self.expected: deque[Expect] = deque()
+        #: Something of the answer to the first of them has come.
+        self._has_begun = False
         self.state = State.READY
         self._legal = NEXT[State.READY]
         self.status = b"I"
@@ -127,6 +128,14 @@ class Session:
             return
         self.expected.append(item)
 
+    def expect_plainly(self, items: Sequence[Expect]) -> None:
+        """Do the same with several of `PLAIN` at once, of which the last and only the last is a Sync."""
+        if self._server_skips or self.is_copying_in:
+            for item in items:
+                self.expect(item)
+        else:
+            self.expected.extend(items)
+
     @property
     def is_quiet(self) -> bool:
         """Say whether everything that was sent has been answered."""
@@ -146,7 +155,7 @@ class Session:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
-        if chunk[-6:-1] == _READY_HEADER and self._take_plain(chunk):
+        if chunk[-6:-1] == READY_HEADER and self._take_plain(chunk):
             return chunk
         return self._scanner.feed(chunk)
 
@@ -154,31 +163,18 @@ class Session:
         """Take whole answers to plain messages, as most chunks are; False, and nothing is done, if it is not one."""
         if self.is_copying_in or self._copy_syncs or not self._scanner.is_between_messages:
             return False
-        at, size, complete, ready, begun = 0, len(chunk), 0, 0, False
-        heads = iter(self.expected)
-        head = next(heads, None)
-        answers = _plain_answers(head)
-        while size - at >= _BODY:
-            kind, length = HEADER.unpack_from(chunk, at)
-            at += 1 + length
-            effect = answers.get(kind)
-            if effect is Effect.MORE or effect is Effect.PART:
-                begun = True
-                continue
-            if effect is Effect.READY:
-                # A Query and a FunctionCall have had another answer before this one.
-                if head is None or not (begun or head.has_begun or head.reply is Reply.SYNC):
-                    return False
-                ready = at
-            elif effect is not Effect.DONE:
+        if len(self.expected) == 1 and self.expected[0] is _PLAIN_QUERY:
+            if not is_one_answer(chunk):
                 return False
-            complete, begun = complete + 1, False
-            head = next(heads, None)
-            answers = _plain_answers(head)
-        if ready != size or chunk[-1:] not in _STATUSES:
-            return False
-        for _ in range(complete):
             self._pop()
+        elif (complete := answered(chunk, self.expected, has_begun=self._has_begun)) is None:
+            return False
+        elif complete == len(self.expected):
+            self.expected.clear()
+            self._has_begun = False
+        else:
+            for _ in range(complete):
+                self._pop()
         self._spare_readies = 0
         self.status = chunk[-1:]
         return True
@@ -187,7 +183,7 @@ class Session:
         head = self.expected[0] if self.expected else None
         if head is None or (head.reply is not Reply.QUERY and head.reply is not Reply.EXECUTE):
             raise ProtocolViolation("the server sent rows that nobody asked for")
-        head.has_begun = True
+        self._has_begun = True
         if not head.parts and not head.swallow:
             return Bulk.PASS
         part = head.part
@@ -210,7 +206,7 @@ class Session:
             self._pop()
         else:
             return False
-        head.has_begun = True
+        self._has_begun = True
         self._spare_readies = 0
         return True
 
@@ -226,7 +222,7 @@ class Session:
         effect = ANSWERS[head.reply].get(kind) if head is not None else None
         if head is None or effect is None:
             raise ProtocolViolation(f"the server sent a `{chr(kind)}` that answers nothing")
-        head.has_begun = True
+        self._has_begun = True
         self._spare_readies = 0
         if effect is Effect.COPY_BEGINS:
             self._copy_begins()
@@ -279,14 +275,14 @@ class Session:
 
     def _ready(self, raw: bytes) -> bytes | None:
         self.status = raw[_BODY:]
-        if self.status not in _STATUSES:
+        if self.status not in STATUSES:
             raise ProtocolViolation("the server sent an unknown transaction status")
         head = self.expected[0] if self.expected else None
         # A Query and a FunctionCall have had another answer before this one.
         if (
             head is None
             or head.reply not in _READY_OF_ITS_OWN
-            or not (head.has_begun or head.reply is Reply.SYNC)
+            or not (self._has_begun or head.reply is Reply.SYNC)
         ):
             self._spare_ready()
             return None
@@ -325,7 +321,7 @@ class Session:
                 while self.expected:
                     self.expected.popleft().finish(raw)
             return None
-        head.has_begun = True
+        self._has_begun = True
         told = reports.without_ours(raw)
         is_changed, raw = told is not raw, told
         head.failed = raw
@@ -352,6 +348,7 @@ class Session:
         if not is_hidden and (sync is None or is_ours):
             self._happens(Event.FAILS)
         self._server_skips = sync is None
+        self._has_begun = False
         while self.expected and self.expected[0] is not sync:
             skipped = self.expected.popleft()
             skipped.finish(raw if skipped is head else b"")
@@ -359,6 +356,7 @@ class Session:
 
     def _pop(self) -> None:
         self.expected.popleft()
+        self._has_begun = False
         # What ended a COPY that was none: the server ignores it.
         while self.expected and self.expected[0].reply is Reply.COPY_END:
             self.expected.popleft()
@@ -387,10 +385,6 @@ class Session:
         self._copy_syncs = 0
         self.is_copying_in = False
         self._happens(Event.COPY_ENDS)
-
-
-def _plain_answers(head: Expect | None) -> Mapping[int, Effect]:
-    return ANSWERS.get(head.reply, _NONE) if head is not None and head.is_plain else _NONE
 
 
 def _with_verb(raw: bytes, verb: str) -> bytes:
