@@ -197,7 +197,8 @@ CREATE TABLE sqlguard.shape (
     id bigint PRIMARY KEY,
     relid oid NOT NULL,
     columns text[] NOT NULL,
-    types text[] NOT NULL
+    types text[] NOT NULL,
+    numbers smallint[] NOT NULL  -- attnum: what stays of a column that gets another name
 );
 
 CREATE TABLE sqlguard.undo (

@@ -14,7 +14,8 @@ CREATE FUNCTION sqlguard.shape_key(relation regclass) RETURNS bigint
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
     AS $$
         SELECT hashtextextended(relation::oid::text || string_agg(
-                   quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod), ',' ORDER BY a.attnum), 0)
+                   a.attnum || ' ' || quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod),
+                   ',' ORDER BY a.attnum), 0)
         FROM pg_attribute a
         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     $$;
@@ -217,9 +218,10 @@ CREATE FUNCTION sqlguard.note_change(
 CREATE FUNCTION sqlguard.keep_shape(shape bigint, relation oid) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
     AS $$
-        INSERT INTO sqlguard.shape (id, relid, columns, types)
+        INSERT INTO sqlguard.shape (id, relid, columns, types, numbers)
             SELECT shape, relation, array_agg(a.attname::text ORDER BY a.attnum),
-                   array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum)
+                   array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum),
+                   array_agg(a.attnum ORDER BY a.attnum)
             FROM pg_attribute a
             WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     $$;

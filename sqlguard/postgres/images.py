@@ -2,9 +2,11 @@
 Reading before images: PostgreSQL's record text, cast back to the row type it was written from.
 
 As long as the table still has the columns it had then, that is the table's own row type. After an ALTER TABLE
-the image is read with a type made of the old columns, which lives as long as the caller's transaction.
+the image is read with a type made of the old columns, which lives as long as the caller's transaction. A column is
+known by its number (attnum), so one that was renamed is read under the name that it has now.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +33,11 @@ class Shape:
     """How images are read: the table's row type when `exact`, else a type made for this transaction."""
 
     row_type: sql.Composable
+    #: Under the names of today; those that are gone under a name that no column has.
     columns: tuple[str, ...]
     exact: bool
+    #: Old names and new ones of what was renamed since.
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,29 +63,53 @@ class Images:
 
     def _read(self, target: Target, shape_id: int) -> Shape:
         row = self.conn.execute(
-            "SELECT columns, types FROM sqlguard.shape WHERE id = %s", [shape_id]
+            "SELECT columns, types, CASE WHEN relid = %s THEN numbers ELSE '{}' END FROM sqlguard.shape WHERE id = %s",
+            [target.oid, shape_id],
         ).fetchone()
         if row is None:
             raise UndoConflict(f"the journal does not say how images of `{target.label}` are read")
-        columns, types = row
+        old, types, numbers = row
+        columns, lost = _names_now(target, old, numbers)
+        renamed = {o: n for o, n in zip(old, columns, strict=True) if o != n and n in target.by_name}
         if [(c.name, c.type) for c in target.columns] == list(zip(columns, types, strict=True)):
-            return Shape(target.ident, tuple(columns), exact=True)
-        self._note(target, columns)
+            return Shape(target.ident, tuple(columns), exact=True, renamed=renamed)
+        self._note(target, columns, lost)
         name = sql.Identifier("pg_temp", f"sqlguard_shape_{len(self._shapes)}")
         attributes = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(c), sql.SQL(t))
             for c, t in zip(columns, types, strict=True)
         )
         self.conn.execute(sql.SQL("CREATE TYPE {} AS ({})").format(name, attributes))
-        return Shape(name, tuple(columns), exact=False)
+        return Shape(name, tuple(columns), exact=False, renamed=renamed)
 
-    def _note(self, target: Target, columns: list[str]) -> None:
-        lost = [c for c in columns if c not in target.by_name]
+    def _note(self, target: Target, columns: Sequence[str], lost: Sequence[str]) -> None:
         added = [c for c in target.by_name if c not in columns]
         if lost:
             self.notes.append(f"`{target.label}` has no column {', '.join(lost)} now: its values stay lost")
         if added:
             self.notes.append(f"`{target.label}` has a new column {', '.join(added)}: it keeps what it has")
+
+
+def _names_now(target: Target, old: Sequence[str], numbers: Sequence[int]) -> tuple[list[str], list[str]]:
+    """
+    Return what the columns *old* are called now, and the old names of those that are gone.
+
+    One that was dropped and made anew under its name is the same to whoever uses the table. Without *numbers*, as of a
+    table that was made anew, names are all there is.
+    """
+    kept = {c.number: c.name for c in target.columns if c.number in numbers}
+    free = set(target.by_name) - set(kept.values())
+    names: list[str] = []
+    lost: list[str] = []
+    for place, name in enumerate(old):
+        now = kept.get(numbers[place]) if numbers else None
+        if now is None and name in free:
+            now = name
+        if now is None:
+            lost.append(name)
+            now = name if name not in target.by_name else f"{name} (dropped {place})"
+        names.append(now)
+    return names, lost
 
 
 def pin(conn: psycopg.Connection[Any]) -> None:

@@ -12,7 +12,7 @@ a parent that is gone) is never overwritten unless the operator says `force`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -157,6 +157,7 @@ class Run:
         references = read_references(self.conn)
         ring = undo_rings.put_off(self.conn, sets, references)
         self._read_tables(sets)
+        sets = [self._renamed(one) for one in sets]
         works = self._works(sets, references, path)
         own = self.conn.execute(
             "INSERT INTO pg_temp.sqlguard_conflict VALUES (0, 0, '') RETURNING xmin::text"
@@ -208,12 +209,15 @@ class Run:
                     self._fixed[one.relid] = target.identities
                     self._tables[one.relid] = target.relaxed()
 
+    def _renamed(self, one: ChangeSet) -> ChangeSet:
+        """Return *one* with the names that its key has now. Reads its shape while the types' names are unambiguous."""
+        target = self._tables[one.relid]
+        if target is None:
+            return one
+        renamed = self._images.shape(target, one.shape_id).renamed
+        return replace(one, key_columns=one.key_columns and [renamed.get(k, k) for k in one.key_columns])
+
     def _works(self, sets: Sequence[ChangeSet], references: Sequence[Reference], path: str) -> list[Work]:
-        shapes = {
-            (relid, shape): self._images.shape(target, shape)
-            for relid, shape in {(s.relid, s.shape_id) for s in sets}
-            if (target := self._tables[relid]) is not None
-        }
         relids = {s.relid for s in sets}
         foreign = {relid: read_foreign(self.conn, relid, sets) for relid in relids}
         inserted, deleted = (
@@ -236,7 +240,7 @@ class Run:
                 self._impossible(one, "the table has lost the key by which its rows could be found")
                 continue
             new = self._next("sqlguard.change_set_id_seq")
-            shape = shapes[one.relid, one.shape_id]
+            shape = self._images.shape(target, one.shape_id)
             scope = foreign[one.relid], inserted[one.relid], deleted[one.relid]
             works.append(Work(one, target, shape, new, *scope))
         return works
@@ -296,24 +300,24 @@ class Run:
 
     def _record(self, work: Work, op: str, rows: int, undo_id: int) -> None:
         """Write the undo's own change set, last: its number of rows is known by now."""
+        as_it_was = work.shape.exact and not work.shape.renamed
         self.conn.execute(
             "INSERT INTO sqlguard.change_set (id, relid, schema_name, table_name, op, rows, key_columns,"
             " shape_id, undo_id, reverts) OVERRIDING SYSTEM VALUE"
-            " SELECT %(new)s, c.relid, c.schema_name, c.table_name, %(op)s, %(rows)s, c.key_columns,"
+            " SELECT %(new)s, c.relid, c.schema_name, c.table_name, %(op)s, %(rows)s, %(keys)s,"
             " %(shape)s, %(undo)s, c.id FROM sqlguard.change_set c WHERE c.id = %(old)s",
             {
                 "new": work.new,
                 "op": "update" if op == "restore" else op,
                 "rows": rows,
-                "shape": self._shape_now(work.target, work.change.shape_id, exact=work.shape.exact),
+                "keys": work.change.key_columns,
+                "shape": work.change.shape_id if as_it_was else self._shape_now(work.target),
                 "undo": undo_id,
                 "old": work.change.id,
             },
         )
 
-    def _shape_now(self, target: Target, shape_id: int, *, exact: bool) -> int:
-        if exact:
-            return shape_id
+    def _shape_now(self, target: Target) -> int:
         row = self.conn.execute(
             "SELECT k.id, sqlguard.keep_shape(k.id, %(oid)s) FROM"
             " (SELECT sqlguard.shape_key(%(oid)s::oid::regclass) AS id OFFSET 0) k",

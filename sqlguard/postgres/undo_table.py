@@ -18,7 +18,7 @@ ROW = sql.Identifier("sg row")
 SRC = sql.Identifier("sg src")
 
 _COLUMNS = """
-    SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
+    SELECT a.attname::text AS name, a.attnum::int AS number, format_type(a.atttypid, a.atttypmod) AS type,
            a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
            n.nspname::text AS operator_schema, o.oprname::text AS operator
     FROM pg_catalog.pg_attribute a
@@ -83,6 +83,7 @@ class Column:
     """`operator` is the equality that its indexes use, None where the type has none."""
 
     name: str
+    number: int
     type: str
     generated: bool
     identity: str
