@@ -31,6 +31,7 @@ from sqlguard.postgres import compensate, control, journal, plan_values, plans, 
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect as connect_to
 from sqlguard.postgres.executor import Executor, Params, number_placeholders
+from sqlguard.postgres.placeholders import parameter_types
 from sqlguard.postgres.plan_run import Planner
 from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import UndoReport
@@ -126,7 +127,7 @@ class GuardedConnection:
         text, values = number_placeholders(sql, params)
         said = read(text).merged(given(reason, confidence, idempotency_key, step))
         self._refresh()
-        decisions = self._gate.decide(text, self._session)
+        decisions = self._decide(text, values)
         self._spend(text, statements(decisions), said)
         refused = gates.first_refused(decisions)
         if refused is not None:
@@ -154,10 +155,11 @@ class GuardedConnection:
         self._refresh()
         again: list[tuple[Decision, list[Any] | None]] = []
         for statement in statements:
-            decided = self._gate.decide(statement["statement"], self._session)
+            values = plan_values.load(statement["values"])
+            decided = self._decide(statement["statement"], values)
             if (stopped := gates.first_refused(decided)) is not None:
                 raise gates.error(stopped)
-            again += [(d, plan_values.load(statement["values"])) for d in decided]
+            again += [(d, values) for d in decided]
         with journal.translated():
             return self._executor.commit_plan(plan, again, is_block=is_block)
 
@@ -235,6 +237,11 @@ class GuardedConnection:
         except CapExceeded as fault:
             self._journal_refusal(gates.refusal(text, fault), None, said)
             raise
+
+    def _decide(self, text: str, values: list[Any] | None) -> tuple[Decision, ...]:
+        # Only users' types matter (Gate.decide); where there are none, no value is written down twice.
+        types = parameter_types(self._work, values) if self._gate.context.catalog.types else ()
+        return self._gate.decide(text, self._session, types)
 
     def _refresh(self) -> None:
         if catalog_version(self._ledger) != self._gate.context.catalog.version:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.adapt import PyFormat, Transformer
 
 Params = Sequence[Any] | Mapping[str, Any] | None
 #: psycopg's own placeholder rule is textual (it knows no grammar), so a regular expression is exact here.
@@ -46,3 +47,12 @@ def number_placeholders(text: str, params: Params) -> tuple[str, list[Any] | Non
         # Nothing but `%%`: the parameters are numbered already.
         values = list(params.values() if isinstance(params, Mapping) else params)
     return numbered, values
+
+
+def parameter_types(conn: psycopg.Connection[Any], values: Sequence[Any] | None) -> tuple[int, ...]:
+    """Return the types that psycopg would tell PostgreSQL that *values* have, as oids; 0 leaves it to the server."""
+    if not values:
+        return ()
+    transformer = Transformer(conn)
+    transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+    return tuple(transformer.types or ())

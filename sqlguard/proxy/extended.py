@@ -178,7 +178,7 @@ class Extended(Steps):
         if self._is_misleading(_PARSE, parse.statement):
             return True
         decisions = session.decide(parse.text, parse.parameter_types)
-        if again.depends_on_answers(session, decisions):
+        if again.depends_on_answers(session, decisions) or session.newest.is_wanted(decisions):
             return False
         refused = gates.first_refused(decisions)
         if refused is not None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
@@ -35,6 +36,8 @@ from sqlguard.proxy.writer import Writer
 
 log = structlog.get_logger()
 T = TypeVar("T")
+#: A name that is not known has the catalog read once in so many seconds.
+_LOOK_SECONDS = 1.0
 
 
 #: Seconds that somebody who asks for metrics waits for PostgreSQL.
@@ -65,6 +68,8 @@ class Operator:
         self._gates: dict[tuple[str, int], tuple[Gate, Passing]] = {}
         #: Statements of the last minute, of all sessions of this process.
         self.rates = Rates()
+        self._looking: asyncio.Future[None] | None = None
+        self._looked_at = -_LOOK_SECONDS
         self.catalog = Catalog()
         self.database = ""
 
@@ -146,6 +151,25 @@ class Operator:
     def look_again(self) -> None:
         """Read the catalog now, whether it has changed or not."""
         self._again.set()
+
+    @property
+    def may_look_now(self) -> bool:
+        """Whether `look_now` would read the catalog: names that are nowhere must not cost a reading each."""
+        return self._looking is not None or monotonic() - self._looked_at >= _LOOK_SECONDS
+
+    async def look_now(self) -> None:
+        """Wait for the catalog as it is now; whoever asks meanwhile waits for the same reading."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._ask(self._newest))
+        try:
+            with suppress(DatabaseUnavailable):  # the watcher says so
+                await asyncio.shield(self._looking)
+        finally:
+            self._looking, self._looked_at = None, monotonic()
+
+    def _newest(self, conn: psycopg.Connection[Any]) -> None:
+        if catalog_version(conn) != self.catalog.version:
+            self.catalog = read_catalog(conn)
 
     def leases(self) -> dict[str, float]:
         """Return the number of leases by state; blocks, so not for the event loop. Raises DatabaseUnavailable."""

@@ -24,6 +24,7 @@ from sqlguard.gate import Gate
 from sqlguard.plan import Decision, Stage
 from sqlguard.postgres.control import Login
 from sqlguard.postgres.plans import FORCE
+from sqlguard.proxy.again import Newest
 from sqlguard.proxy.anchors import ties
 from sqlguard.proxy.budgets import SessionBudgets
 from sqlguard.proxy.encoding import codec
@@ -86,6 +87,7 @@ class AgentSession:
         self._is_ahead = False
         self._gate, self._passing = operator.gate(login)
         self._search_path = self.memory.state.search_path
+        self.newest = Newest(operator)
         self._simple = Simple(self)
         self.extended = Extended(self)
         self.plans = Plans(self)
@@ -219,10 +221,12 @@ class AgentSession:
         try:
             item = self._inbox.popleft()
             while True:
+                await self.newest.read()
                 if item.kind == _QUERY:
                     await self._simple.slow(item[1])
                 else:
                     await self.extended.slow(item.kind, item[1])
+                self.newest.is_here = False
                 while self._inbox and not self.is_closed:
                     item = self._inbox.popleft()
                     if len(self._inbox) <= _WAITING // 2:

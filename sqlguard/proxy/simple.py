@@ -55,7 +55,7 @@ class Simple:
         session = self._session
         text = Query.decode(raw[HEADER_BYTES:]).text
         decisions = session.decide(text)
-        if again.depends_on_answers(session, decisions):
+        if again.depends_on_answers(session, decisions) or session.newest.is_wanted(decisions):
             return False
         refused = gates.first_refused(decisions)
         if refused is not None:

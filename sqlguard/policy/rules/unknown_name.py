@@ -26,7 +26,7 @@ def unknown_name(statement: Statement, _session: Session, _context: Context) -> 
         WITH nowhere AS (SELECT 1) SELECT * FROM nowhere
 
     ## Misses
-    A relation made after the catalog was read is refused until it is read again.
+    Nothing that the doors find: before they refuse a name, they look whether it was made since, once a second.
     """
     seen: set[Relation] = set()
     for relation in (*statement.reads, *(w.table for w in statement.writes if w.op != "call")):
