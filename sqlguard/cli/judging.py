@@ -49,7 +49,7 @@ def policy_paths(names: list[str] | None) -> list[Path]:
     folder = settings.load().policies
     if names:
         return [Path(n) if n.endswith(".toml") or "/" in n else folder / f"{n}.toml" for n in names]
-    paths = sorted(p for p in folder.glob("*.toml") if not p.name.endswith(".cases.toml"))
+    paths = _policy_files(folder)
     if not paths:
         raise PolicyError(f"no policy file in `{folder}`", hint="name a file, or set SQLGUARD_POLICIES")
     return paths
@@ -58,8 +58,19 @@ def policy_paths(names: list[str] | None) -> list[Path]:
 def read_policy(path: Path) -> Policy:
     try:
         return parse_policy(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        there = ", ".join(f"`{p.stem}`" for p in _policy_files(path.parent))
+        hint = (
+            f"`{path.parent}` has {there}" if there else "name a file, or let `sqlguard init NAME` write one"
+        )
+        raise PolicyError(f"there is no policy file `{path}`", hint=hint) from None
     except (OSError, UnicodeDecodeError) as fault:
-        raise PolicyError(f"`{path}` can't be read: {fault}", hint="name an existing policy file") from None
+        why = fault.strerror if isinstance(fault, OSError) else "it is no UTF-8 text"
+        raise PolicyError(f"`{path}` can't be read: {why}", hint="name a readable policy file") from None
+
+
+def _policy_files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*.toml") if not p.name.endswith(".cases.toml"))
 
 
 def decided(text: str, policy: Policy, dsn: str | None) -> tuple[Decision, ...]:

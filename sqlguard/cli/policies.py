@@ -75,7 +75,7 @@ def apply(
         applied = []
         for policy in policies:
             guards = guard_writable(conn, policy, dry_run=dry_run) if guard else []
-            told = _applied(conn, policy, existing, dry_run=dry_run)
+            told = _planned(conn, policy, guards) if dry_run else _applied(conn, policy, existing)
             told["warnings"] = _warnings(guards, told["warnings"])
             names = [g.table for g in guards if g.mode is not None]
             applied.append({**told, "guarded": names, "guards": guards})
@@ -88,13 +88,14 @@ def apply(
             err.print("tables and columns that are made later need `sqlguard policy refresh` to be granted")
 
 
-def _applied(
-    conn: psycopg.Connection[Any], policy: Policy, existing: str, *, dry_run: bool
-) -> dict[str, Any]:
-    """Apply one policy, or plan it, and return what is told of it."""
-    if dry_run:
-        plan = policy_apply.plan_policy(conn, policy)
-        return {"policy": policy.name, "statements": plan.statements, "warnings": plan.warnings}
+def _planned(conn: psycopg.Connection[Any], policy: Policy, guards: list[Guarded]) -> dict[str, Any]:
+    """Return what applying would tell once *guards* are done."""
+    plan = policy_apply.plan_policy(conn, policy, guards)
+    return {"policy": policy.name, "statements": plan.statements, "warnings": plan.warnings}
+
+
+def _applied(conn: psycopg.Connection[Any], policy: Policy, existing: str) -> dict[str, Any]:
+    """Apply one policy and return what is told of it."""
     done = policy_apply.apply_policy(conn, policy, existing=existing)
     return {
         "policy": done.name,
@@ -106,7 +107,7 @@ def _applied(
 
 
 def _warnings(guards: list[Guarded], others: list[str]) -> list[str]:
-    """What was said of a table's guard, with its reason, is not said again; a dry run has not guarded it yet."""
+    """What was said of a table's guard, with its reason, is not said again."""
     known = tuple(f"`{g.table}` is " for g in guards)
     return [
         *(g.warning for g in guards if g.warning),

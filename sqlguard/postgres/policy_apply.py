@@ -7,7 +7,7 @@ document again changes nothing, unless tables have come, gone or been guarded me
 a new version with a group of its own, because open tasks keep the version that they began with.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,9 @@ from psycopg.types.json import Jsonb
 
 from sqlguard.errors import NotConfigured
 from sqlguard.policy import Policy
+from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.control import not_migrated
+from sqlguard.postgres.policy_guard import Guarded, as_guarded
 from sqlguard.postgres.policy_plan import Draft, draft_policy
 from sqlguard.postgres.policy_store import policy_document, record_tables, stored_versions
 from sqlguard.postgres.tasks import POLICY_LOCK
@@ -48,10 +50,10 @@ class AppliedPolicy:
     warnings: list[str]
 
 
-def plan_policy(conn: Connection, policy: Policy) -> PolicyPlan:
-    """Return what `apply_policy` would do now; changes nothing. Raises PolicyError."""
+def plan_policy(conn: Connection, policy: Policy, guards: Iterable[Guarded] = ()) -> PolicyPlan:
+    """Return what `apply_policy` would do once *guards* are done; changes nothing. Raises PolicyError."""
     with _transaction(conn):
-        draft = draft_policy(conn, policy)
+        draft = draft_policy(conn, policy, catalog=as_guarded(read_catalog(conn), guards))
         return PolicyPlan(
             policy.name,
             draft.version,

@@ -5,18 +5,18 @@ No write is granted on a table that nothing watches. `delete = "soft"` asks for 
 the pre-flight finds a reason against it; everything else takes journal mode, which adds triggers and no columns.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import psycopg
 
-from sqlguard.catalog import Table
+from sqlguard.catalog import Catalog, Column, Guard, Table
 from sqlguard.errors import GuardError
 from sqlguard.policy import Policy
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.guard_table import guard_tables
-from sqlguard.postgres.preflight import Weight, choose, judge
+from sqlguard.postgres.preflight import BOOKKEEPING, Weight, choose, judge
 from sqlguard.postgres.walls_facts import Facts, Relation, read_facts
 
 Connection = psycopg.Connection[Any]
@@ -60,6 +60,25 @@ def guard_writable(conn: Connection, policy: Policy, *, dry_run: bool = False) -
         return []
     plan = [_planned(conn, name, mode) for name, mode in sorted(wanted.items())]
     return plan if dry_run else _carry_out(conn, plan)
+
+
+def as_guarded(catalog: Catalog, guards: Iterable[Guarded]) -> Catalog:
+    """Return *catalog* as it will be when the tables of *guards* are guarded: with their columns, for a dry run."""
+    modes = {guard.table: guard.mode for guard in guards if guard.mode is not None}
+    tables = {
+        oid: table if table.qualified not in modes else _as_guarded(table, modes[table.qualified])
+        for oid, table in catalog.tables.items()
+    }
+    return replace(catalog, tables=tables)
+
+
+def _as_guarded(table: Table, mode: str) -> Table:
+    if mode != "soft":
+        return replace(table, guard=Guard(mode))
+    missing = [name for name in BOOKKEEPING if table.column(name) is None]
+    last = max((column.attnum for column in table.columns), default=0)
+    added = tuple(Column(name, last + n, 0, BOOKKEEPING[name]) for n, name in enumerate(missing, 1))
+    return replace(table, columns=table.columns + added, guard=Guard(mode, bookkeeping=tuple(BOOKKEEPING)))
 
 
 def _unguarded(conn: Connection, policy: Policy) -> Iterator[tuple[Table, str]]:

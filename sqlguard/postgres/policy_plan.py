@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from sqlguard.catalog import Catalog
 from sqlguard.lease import group_name
 from sqlguard.policy import Policy
 from sqlguard.postgres import leases
@@ -49,20 +50,33 @@ class Draft:
 
 
 def draft_policy(
-    conn: Connection, policy: Policy, *, moving: bool = False, refreshing: StoredPolicy | None = None
+    conn: Connection,
+    policy: Policy,
+    *,
+    moving: bool = False,
+    refreshing: StoredPolicy | None = None,
+    catalog: Catalog | None = None,
 ) -> Draft:
     """
     Work out what makes *policy* true. Must be called within a transaction that holds the policy lock.
 
     *moving*: open tasks of other versions get this one's group. *refreshing*: bring a version that is stored
-    to the tables as they are now, whether or not it is the latest. Raises PolicyError.
+    to the tables as they are now, whether or not it is the latest. *catalog*: what is to be assumed instead of
+    what is there. Raises PolicyError.
     """
-    return _Drafting(conn, policy, moving=moving, refreshing=refreshing).draft()
+    catalog = catalog or read_catalog(conn)
+    return _Drafting(conn, policy, catalog, moving=moving, refreshing=refreshing).draft()
 
 
 class _Drafting:
     def __init__(
-        self, conn: Connection, policy: Policy, *, moving: bool, refreshing: StoredPolicy | None
+        self,
+        conn: Connection,
+        policy: Policy,
+        catalog: Catalog,
+        *,
+        moving: bool,
+        refreshing: StoredPolicy | None,
     ) -> None:
         self.conn = conn
         self.policy = policy
@@ -73,7 +87,6 @@ class _Drafting:
         self.version = self.current.policy.version if self.current else self._next()
         self.group = self.current.group if self.current else self._free_name()
         self.oid = self.current.oid if self.current else None
-        catalog = read_catalog(conn)
         self.world = read_world(conn, catalog)
         self.writer = Writer(conn, catalog)
         self.secured = secured_tables(conn)

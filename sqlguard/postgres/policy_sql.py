@@ -40,7 +40,10 @@ _GIVEABLE = """
 SELECT w.kind, w.oid, w.privilege, w.column_name, o.owner::regrole::text,
   CASE w.kind
     WHEN 'table' THEN has_table_privilege(w.oid::oid, w.privilege || ' WITH GRANT OPTION')
-    WHEN 'column' THEN has_column_privilege(w.oid::oid, w.column_name, w.privilege || ' WITH GRANT OPTION')
+    WHEN 'column' THEN has_table_privilege(w.oid::oid, w.privilege || ' WITH GRANT OPTION')
+        -- A column that guarding will add comes with the table's own rights.
+        OR (EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = w.oid::oid AND a.attname = w.column_name)
+            AND has_column_privilege(w.oid::oid, w.column_name, w.privilege || ' WITH GRANT OPTION'))
     WHEN 'sequence' THEN has_sequence_privilege(w.oid::oid, w.privilege || ' WITH GRANT OPTION')
     WHEN 'schema' THEN has_schema_privilege(w.oid::oid, w.privilege || ' WITH GRANT OPTION')
     WHEN 'routine' THEN has_function_privilege(w.oid::oid, w.privilege || ' WITH GRANT OPTION')

@@ -11,6 +11,7 @@ from rich.console import Console
 from servers import Database
 
 from sqlguard.cli import main, output
+from sqlguard.ports import free_port
 from sqlguard.postgres.proxies import announced
 
 #: Status, standard output and standard error of one command.
@@ -220,6 +221,19 @@ def test_a_typo_is_no_empty_answer(shop: Command, words: tuple[str, ...], named:
     assert "hint" in complained
 
 
+def test_a_policy_file_that_is_not_there(shop: Command, command: Command, tmp_path: Path) -> None:
+    for words in (("policy", "apply", "NOPE", "--dsn", "postgresql://nowhere"), ("policy", "check", "NOPE")):
+        status, said, complained = command(*words)
+        assert (status, said) == (2, "")
+        assert "there is no policy file `policies/NOPE.toml`" in complained
+        assert "sqlguard init" in complained
+        assert "Errno" not in complained
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "clerk.toml").write_text('name = "clerk"', encoding="utf-8")
+    assert "`policies` has `clerk`" in shop("policy", "apply", "NOPE")[2]
+    assert "is a directory" in command("policy", "check", "./policies")[2].lower()
+
+
 def test_nothing_done_yet_is_no_error(shop: Command) -> None:
     task = json.loads(shop("task", "open", "--agent", "a", "--policy", "support", "--json")[1])["task"]
     assert shop("undo", "--task", task)[0] == 0
@@ -263,14 +277,19 @@ def test_policy_apply_guards_as_the_policy_says_and_warns_where_it_can_not(
         "public.plain": "soft",
         "public.watched": "journal",
     }
+    statements = []
     for flags in (["--dry-run"], []):
         told = command("policy", "apply", "./clerk.toml", *flags, "--json", "--dsn", database.owner_dsn)[1]
         (clerk,) = json.loads(told)["policies"]
         assert {g["table"]: g["mode"] for g in clerk["guards"]} == modes
+        statements.append(clerk["statements"])
         assert len(clerk["warnings"]) == 2
         assert "primary_key_missing" in clerk["warnings"][0]
         assert "no DELETE is granted" in clerk["warnings"][1]
         assert "trigger `t`" in clerk["warnings"][1]
+    # What a dry run shows is what is run, with the grants that need the guards.
+    assert statements[0] == statements[1]
+    assert any('INSERT ("id"), UPDATE ("deleted_at", "deleted_by_agent")' in text for text in statements[0])
     found = json.loads(command("tables", "--json", "--dsn", database.owner_dsn)[1])["tables"]
     assert {t["table"]: t["mode"] for t in found} == modes
     _, said, complained = command("policy", "apply", "./clerk.toml", "--dsn", database.owner_dsn)
@@ -289,7 +308,10 @@ def test_a_time_that_the_policy_cuts_is_said(shop: Command) -> None:
     assert "max_ttl" in shop("task", "renew", told["task"], "--ttl", "8h")[2]
 
 
-def test_task_open_prints_where_a_proxy_said_it_listens(database: Database, shop: Command) -> None:
+def test_task_open_prints_where_a_proxy_said_it_listens(
+    database: Database, shop: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQLGUARD_LISTEN", f"127.0.0.1:{free_port()}")  # 6543 may be somebody's
     words = ("task", "open", "--agent", "a", "--policy", "support", "--json")
     told = json.loads(shop(*words)[1])
     assert "sqlguard serve" in " ".join(told["warnings"])
