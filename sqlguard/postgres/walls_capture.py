@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from sqlguard.postgres import walls_unkept
 from sqlguard.postgres.walls_facts import VERSION, Facts, Relation
 
 #: How texts of keys and images are written, and have to be read. See sqlguard/postgres/images.py.
@@ -82,9 +83,9 @@ DECLARE  -- version {version}
 BEGIN
     IF TG_OP = 'INSERT' THEN{insert_check}{keep_insert}
         RETURN NULL;
-    ELSIF TG_OP = 'DELETE' THEN{keep_delete}
+    ELSIF TG_OP = 'DELETE' THEN{delete_check}{keep_delete}
         RETURN NULL;
-    END IF;{soft}{pairs}{keep_update}
+    END IF;{update_check}{soft}{pairs}{keep_update}
     RETURN NULL;
 END
 """)
@@ -265,6 +266,8 @@ def _statement_body(
         keep_delete=_keep(parts, "delete", image),
         keep_update=_keep(parts, "update", image),
         insert_check=_INSERT_CHECK if soft else nothing,
+        delete_check=walls_unkept.DELETE.format(oid=parts["oid"]),
+        update_check=walls_unkept.update_check(parts["oid"], ROW, parts["key"] if keys else image),
         soft=_SOFT.format(**parts, **more) if soft else nothing,
         pairs=_PAIRS.format(**parts, **more) if keys else nothing,
     ).as_string(conn)

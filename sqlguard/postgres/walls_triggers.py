@@ -209,6 +209,14 @@ def _capture(facts: Facts, relation: Relation) -> Iterator[Wanted]:
             f"AFTER {event} | " + ("FOR EACH ROW" if by_row else f"{tables} FOR EACH STATEMENT"),
             function=function_name(relation),
         )
+    if by_row:
+        # A new child's rows fire no trigger but the statement's.
+        yield _trigger(
+            relation,
+            "sqlguard_children",
+            "BEFORE UPDATE OR DELETE | FOR EACH STATEMENT",
+            function="refuse_late",
+        )
     yield _trigger(
         relation,
         "sqlguard_truncate",
