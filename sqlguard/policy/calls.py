@@ -151,12 +151,16 @@ def rule_for(function: Function, context: Context) -> FunctionRule | None:
 
 def _user(oid: int, call: Call, context: Context, path: tuple[str, ...]) -> Objection | None:
     key = (oid, call.values, path)
-    judged = context.judged
-    try:
-        return judged[key]  # type: ignore[no-any-return]
-    except KeyError:
-        judged[key] = _judge(oid, call, context, path)
-        return judged[key]  # type: ignore[no-any-return]
+    judged = context.judged.setdefault("functions", {})
+    if key not in judged:
+        before = len(judged)
+        found = _judge(oid, call, context, path)
+        if found is not None:
+            # What was found harmless on the way may call this one, which was taken for harmless meanwhile.
+            for other in list(judged)[before:]:
+                del judged[other]
+        judged[key] = found
+    return judged[key]  # type: ignore[no-any-return]
 
 
 def _judge(  # noqa: PLR0911  one return per kind

@@ -14,6 +14,9 @@ from sqlguard.statement.names import Entry
 from sqlguard.statement.text import parse
 from sqlguard.statement.walk import Walk
 
+#: Context of a cast that PostgreSQL takes by itself.
+_IMPLICIT = "i"
+
 
 def note(walk: Walk) -> None:
     """Add the calls of casts, domains' checks, and operators on users' types, that the statement can set off."""
@@ -27,11 +30,12 @@ def note(walk: Walk) -> None:
                 walk.call(call)
     if not index.casts and not walk.operators:
         return
-    at_hand = _types_at_hand(walk, types)
     known = walk.catalog.types
+    at_hand = _types_at_hand(walk, types) | {c.target for c in walk.catalog.casts if c.context == _IMPLICIT}
     for operator in walk.operators:
         if any(oid in at_hand for oid in (operator.left, operator.right) if oid in known):
             walk.call(Call(operator.schema, operator.name, 2, "operator", (operator.function,)))
+    at_hand = _types_at_hand(walk, types)
     for cast in index.casts:
         theirs = [oid for oid in (cast.source, cast.target) if oid in known]
         if not theirs or any(oid in at_hand for oid in theirs):
@@ -47,14 +51,14 @@ def _made(walk: Walk, given: set[int]) -> set[int]:
     """
     Return the users' types of which the statement may make a value.
 
-    Those it names; what functions take and give; and what a constant becomes that meets a column: an array or range
-    of a domain, but no plain domain, unless an array is made of it.
+    Those it names; what functions take and give; and what a constant becomes that meets a column: an array, a range
+    or a row of a domain, but no plain domain, unless an array is made of it or a function takes any type.
     """
     known = walk.catalog.types
     found = given | {oid for f in _called(walk) for oid in (*f.types, *f.arg_types, f.return_type)}
     for column in (c for entry in walk.entries for c in _read(entry)):
         kind = known.get(column.type_oid)
-        if kind is not None and (kind.kind not in "dc" or "arrays" in walk.facts):
+        if kind is not None and (kind.kind != "d" or "arrays" in walk.facts):
             found.add(kind.oid)
     return found & known.keys()
 
@@ -96,7 +100,8 @@ def _types_at_hand(walk: Walk, given: set[int]) -> set[int]:
     found = set(given)
     found |= {c.type_oid for entry in walk.entries for c in _read(entry)}
     found |= {c.type_oid for w in walk.writes for c in _columns(walk, w.table.oid)}
-    found |= {f.return_type for f in _called(walk)}
+    # What a function takes an argument may be cast to without a word.
+    found |= {oid for f in _called(walk) for oid in (*f.arg_types, f.return_type)}
     open_ = [known[oid] for oid in found if oid in known]
     while open_:
         kind = open_.pop()

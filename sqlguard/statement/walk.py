@@ -214,7 +214,9 @@ def _indirection(walk: Walk, body: Body) -> None:
 def _is_field(walk: Walk, argument: Body, name: str) -> bool:
     """Whether `(argument).name` selects a field for sure."""
     if "RowExpr" in argument:
-        return name[:1] == "f" and name[1:].isdigit()
+        number = name[1:] if name[:1] == "f" else ""
+        # It has as many fields as values: any other name is a function's.
+        return number.isdecimal() and 1 <= int(number[:9]) <= len(argument["RowExpr"].get("args", ()))
     if "ColumnRef" in argument:
         owner = walk.owners.get(id(argument["ColumnRef"]))
         fields = argument["ColumnRef"]["fields"]
@@ -231,7 +233,10 @@ def _is_field(walk: Walk, argument: Body, name: str) -> bool:
 def _function(walk: Walk, body: Body) -> None:
     schema, name = qualified(body["funcname"])
     arguments = body.get("args", ())
-    _note(walk, schema, name, arguments, "function", star=body.get("agg_star", False))
+    # Of an aggregate WITHIN GROUP what it is ordered by are arguments as well.
+    ordered = body.get("agg_order", ()) if body.get("agg_within_group") else ()
+    given = [*arguments, *(NOT_CONSTANT for _ in ordered)] if ordered else arguments
+    _note(walk, schema, name, given, "function", star=body.get("agg_star", False))
     for argument in arguments:
         walk.node(argument)
     if len(body) > 3 or "args" not in body:  # noqa: PLR2004  more than name, arguments, format
@@ -249,7 +254,7 @@ def _note(  # noqa: PLR0913  the parts of one call
     candidates: tuple[int, ...] = ()
     if name in index.functions:
         candidates = tuple(_candidates(walk, schema, name, number))
-    if name.startswith("array_"):
+    if name.startswith("array_") or name in _OFFSETS or _is_polymorphic(walk.catalog, candidates):
         walk.facts["arrays"] = True
     if number == 1 and not candidates and what == "function" and _is_type(walk, schema, name):
         return
@@ -262,6 +267,15 @@ def _note(  # noqa: PLR0913  the parts of one call
     elif candidates and number:
         values = tuple(constant(a) for a in arguments) if what == "function" else ()
     walk.call(Call(schema, name, number, what, candidates, builtin, values))
+
+
+#: They have a default for where there is no row, and make it of their first argument's type.
+_OFFSETS = frozenset({"lag", "lead"})
+
+
+def _is_polymorphic(catalog: Catalog, candidates: tuple[int, ...]) -> bool:
+    """Whether a constant may become of the type of another argument."""
+    return any(t.startswith("any") for oid in candidates for t in catalog.functions[oid].arg_type_names)
 
 
 def _is_type(walk: Walk, schema: str | None, name: str) -> bool:

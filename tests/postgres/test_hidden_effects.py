@@ -61,9 +61,16 @@ CREATE FUNCTION one_out(a int, OUT b int) LANGUAGE plpgsql IMMUTABLE AS 'BEGIN b
 CREATE FUNCTION hidden_in_out(a int, OUT b int) LANGUAGE plpgsql STABLE AS 'BEGIN b := a + app.purge(); END';
 CREATE FUNCTION same(regclass, regclass) RETURNS regclass LANGUAGE sql IMMUTABLE AS 'SELECT $2';
 CREATE AGGREGATE counting(regclass) (SFUNC = same, STYPE = regclass, FINALFUNC = pg_catalog.nextval);
+CREATE AGGREGATE mode(ORDER BY regclass) (SFUNC = same, STYPE = regclass, FINALFUNC = pg_catalog.nextval);
 CREATE OPERATOR @#@ (RIGHTARG = regclass, FUNCTION = pg_catalog.nextval);
 CREATE FUNCTION coin_plus(coin, int) RETURNS int LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN 1; END';
 CREATE OPERATOR + (LEFTARG = coin, RIGHTARG = int, FUNCTION = coin_plus);
+CREATE FUNCTION first_of(anyelement, anyelement) RETURNS anyelement LANGUAGE sql IMMUTABLE AS 'SELECT $1';
+CREATE FUNCTION f2(record) RETURNS int LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN 1; END';
+CREATE FUNCTION pong(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN n; END';
+CREATE FUNCTION ping(n int) RETURNS int LANGUAGE plpgsql STABLE AS
+    'BEGIN IF n > 0 THEN RETURN app.pong(n - 1); END IF; RETURN app.purge(); END';
+CREATE OR REPLACE FUNCTION pong(n int) RETURNS int LANGUAGE plpgsql STABLE AS 'BEGIN RETURN app.ping(n - 1); END';
 CREATE FUNCTION below(int, int) RETURNS bool LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN $1 < $2; END';
 """
 #: A cast of its own, which any value of a composite type may set off: apart, so that it hides nothing else.
@@ -71,8 +78,15 @@ CASTS = """
 SET search_path = app;
 CREATE FUNCTION to_coin(text) RETURNS coin LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN ROW(1)::app.coin; END';
 CREATE CAST (text AS coin) WITH FUNCTION to_coin(text);
+CREATE FUNCTION from_inet(inet) RETURNS coin LANGUAGE plpgsql AS 'BEGIN DELETE FROM app.victims; RETURN ROW(1)::app.coin; END';
 CREATE FUNCTION body_mint() RETURNS int LANGUAGE plpgsql STABLE AS
     $b$ DECLARE c app.coin; BEGIN c := 'x'::text::app.coin; RETURN 1; END $b$;
+CREATE CAST (inet AS coin) WITH FUNCTION from_inet(inet) AS IMPLICIT;
+CREATE FUNCTION weighs(coin) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN 1; END';
+CREATE FUNCTION weigh_all(VARIADIC coin[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN 1; END';
+CREATE FUNCTION heavier(coin, text) RETURNS bool LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN true; END';
+CREATE OPERATOR ### (LEFTARG = coin, RIGHTARG = text, FUNCTION = heavier);
+CREATE OPERATOR @> (LEFTARG = coin, RIGHTARG = text, FUNCTION = heavier);
 CREATE VIEW minting AS SELECT 'x'::text::coin AS c;
 """
 #: Bodies of STABLE plpgsql functions; each calls purge() in another place of the language.
@@ -139,6 +153,11 @@ READS: dict[str, str] = {
     "column of arrays meets a constant": "SELECT 1 FROM holder WHERE xs = '{5}'",
     "column of ranges meets a constant": "SELECT 1 FROM holder WHERE s = '[5,6]'",
     "column of arrays in a star meets a constant": "SELECT '{5}' UNION ALL SELECT s.* FROM (SELECT xs FROM holder) s",
+    "column of rows meets a constant in a UNION": "SELECT p FROM holder UNION ALL SELECT '(5,5)'",
+    "column of rows meets a constant in CASE": "SELECT CASE WHEN random() < 2 THEN '(5,5)' ELSE p END FROM holder",
+    "column of rows meets a constant in GREATEST": "SELECT greatest(p, '(5,5)') FROM holder",
+    "domain meets a constant in a window function": "SELECT lag(x, 1, '1') OVER () FROM holder",
+    "domain meets a constant in a function of any type": "SELECT first_of('1', x) FROM holder",
     "array of columns meets a constant": "SELECT 1 FROM holder WHERE ARRAY[x] = '{5}'",
     "view that casts": "SELECT * FROM casting",
     "default argument": "SELECT by_default()",
@@ -147,10 +166,12 @@ READS: dict[str, str] = {
     "rows of a domain": "SELECT * FROM gives_rows()",
     "body with arguments that are results": "SELECT hidden_in_out(1)",
     "aggregate over a built-in": "SELECT counting('app.numbers')",
+    "aggregate over a built-in, of a built-in's name": "SELECT mode() WITHIN GROUP (ORDER BY 'app.numbers'::regclass)",
     "operator over a built-in": "SELECT @#@ 'app.numbers'::regclass",
     "operator of a prepared parameter": "PREPARE p (coin) AS SELECT $1 + 1; EXECUTE p (ROW(1))",
     "dot on a sub-select": "SELECT (SELECT v FROM victims v LIMIT 1).purge_row",
     "dot on a row": "SELECT (ROW(1)::victims).purge_row",
+    "dot on a row that has no such field": "SELECT (ROW(1)).f2",
     "dot on a WITH query": "WITH c AS (SELECT * FROM victims) SELECT c.purge_any FROM c",
     "dot on a sub-select's alias": "SELECT s.purge_any FROM (SELECT 1) s",
     "dot on VALUES": "SELECT s.purge_any FROM (VALUES (1)) s",
@@ -185,6 +206,10 @@ READS: dict[str, str] = {
 }
 CASTING: dict[str, str] = {
     "cast by a function": "SELECT 'x'::text::coin",
+    "argument that is cast without a word": "SELECT weighs(inet '::1')",
+    "arguments that are cast without a word": "SELECT weigh_all(inet '::1', inet '::2')",
+    "operand that is cast without a word": "SELECT inet '::1' ### 'a'",
+    "operand of an operator that is built in, too": "SELECT inet '::1' @> 'a'::text",
     "assignment in a body": "SELECT body_mint()",
     "view that casts by a function": "SELECT * FROM minting",
     "view in a sub-select": "SELECT (SELECT count(*) FROM (SELECT * FROM minting OFFSET 0) m WHERE m.c IS NOT NULL)",
@@ -204,6 +229,9 @@ HARMLESS = (
     "SELECT x + 1 FROM holder WHERE x > 0",
     "SELECT int4range(1, 2), text('a'), \"char\"('b'), date('2024-01-01'), tsquery('a & b')",
     "SELECT helper()",
+    "SELECT (ROW(1, 2)).f2",
+    "SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY id) FROM victims",
+    "SELECT lag(id, 1, 0) OVER (ORDER BY id) FROM victims",
     "SELECT * FROM counted(2, 'good')",
     "SELECT * FROM as_table('bad')",
     "SELECT one_out(1)",
@@ -273,6 +301,18 @@ def test_a_cast_that_changes_something_is_refused(name: str, minting: World) -> 
     if name not in UNSURE:
         assert minting.changes(CASTING[name]), "the case does nothing"
     assert not minting.allows(CASTING[name])
+
+
+@pytest.mark.parametrize("order", [("ping", "pong"), ("pong", "ping")])
+def test_functions_that_call_one_another_stand_and_fall_together(
+    order: tuple[str, str], database: Database
+) -> None:
+    world = _world(database)
+    for name in order:
+        text = f"SELECT {name}(3)"
+        assert world.changes(text)
+        assert not world.allows(text)
+    assert not world.allows(f"SELECT {order[0]}(3)")
 
 
 def test_a_cast_of_another_type_has_no_say(minting: World) -> None:
