@@ -21,12 +21,13 @@ from sqlguard.errors import (
     TaskEnded,
 )
 from sqlguard.journal import Intent
-from sqlguard.plan import Decision
+from sqlguard.plan import Decision, needs_no_approval
 from sqlguard.policy import decide
 from sqlguard.policy.answers import answers_to, bound
 from sqlguard.policy.context import Context
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
+from sqlguard.rewrite.copy_in import staged
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
@@ -130,6 +131,8 @@ class Gate:
             changed = rewrite(statement.text, None, self.context.catalog, session, read=statement.tree)
         except SqlguardError as fault:
             return refusal(statement.text, fault, statement)
+        if statement.kind is Kind.COPY_IN:
+            return self._copied_in(Decision(statement, verdict, changed.text, rewritten=changed.changed))
         answers = answers_to(statement, self.context)
         if not changed.changed:
             tag = _prepared_tag(statement, session)
@@ -143,6 +146,29 @@ class Gate:
             execute_tag=changed.execute_tag,
             position=changed.position,
             answers=answers,
+        )
+
+    def _copied_in(self, decision: Decision) -> Decision:
+        """Return *decision*, a COPY … FROM STDIN, as it can be run."""
+        statement = decision.statement
+        if decision.verdict.effect is Effect.APPROVE:
+            return refusal(statement.text, needs_no_approval(), statement)
+        table = self.context.catalog.tables.get(statement.writes[0].table.oid) if statement.writes else None
+        if table is None or not table.row_security:
+            return replace(decision, position=_nowhere if decision.rewritten else None)
+        try:
+            found = staged(decision.text, table)
+        except SqlguardError as fault:
+            return refusal(statement.text, fault, statement)
+        if found is None:
+            return decision
+        return replace(
+            decision,
+            text=found.text,
+            before=found.before,
+            after=found.after,
+            rewritten=True,
+            position=_nowhere,
         )
 
 
@@ -263,7 +289,9 @@ def intent(
         rules=decision.verdict.rules,
         tables=tuple(sorted({qualified(w.table) for w in decision.statement.writes})),
         statement=decision.statement.text,
-        executed=decision.text if decision.rewritten else None,
+        executed="; ".join([*decision.before, decision.text, *decision.after])
+        if decision.rewritten
+        else None,
         params=None if params is None else tuple(None if p is None else str(p) for p in params),
         reason=annotation.reason,
         confidence=annotation.confidence,

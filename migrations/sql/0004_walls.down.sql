@@ -4,7 +4,7 @@ BEGIN
         RAISE EXCEPTION 'tables are still guarded' USING HINT = 'run `sqlguard unguard` for them first';
     END IF;
 END $$;
-DROP FUNCTION sqlguard.check_children(), sqlguard.refuse_violation(text, oid, oid, text[], text),
+DROP FUNCTION sqlguard.copy_target(oid, smallint[]), sqlguard.check_children(), sqlguard.refuse_violation(text, oid, oid, text[], text),
     sqlguard.still_refers(oid, text, text, text[]),
     sqlguard.act_on_reference(text, oid, oid, "char", boolean, text[], text[], text[], text[], text),
     sqlguard.act_on_references(sqlguard.change_set), sqlguard.mode_of(oid), sqlguard.target(oid), sqlguard.is_referenced(oid), sqlguard.rows_may_change(oid),

@@ -667,6 +667,34 @@ CREATE FUNCTION sqlguard.check_children() RETURNS trigger
         END
     $$;
 
+-- PostgreSQL has no COPY FROM for tables with row-level security. So the rows of such a COPY go to a table of their own
+-- first, with *columns* (by number) of *relation*, and from there by INSERT. Made here, because agents make no temporary
+-- tables; for columns that the session may INSERT.
+CREATE FUNCTION sqlguard.copy_target(relation oid, columns smallint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            chosen text[] := (SELECT array_agg(format('t.%I', a.attname) ORDER BY u.place)
+                              FROM unnest(columns) WITH ORDINALITY AS u (number, place)
+                              JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = u.number AND a.attnum > 0
+                              WHERE NOT a.attisdropped
+                                  AND has_column_privilege(session_user, relation, u.number, 'INSERT'));
+        BEGIN
+            IF coalesce(cardinality(chosen), 0) < cardinality(columns) THEN
+                RAISE EXCEPTION 'permission denied for table %', relation::regclass USING ERRCODE = '42501',
+                    HINT = 'name the columns: those that the policy grants, and none that is GENERATED ALWAYS';
+            END IF;
+            IF to_regclass('pg_temp.sqlguard_copy') IS NOT NULL THEN
+                DROP TABLE pg_temp.sqlguard_copy;
+            END IF;
+            EXECUTE format('CREATE TEMP TABLE sqlguard_copy ON COMMIT DROP AS SELECT %s FROM %s t WITH NO DATA',
+                           array_to_string(chosen, ', '), relation::regclass);
+            EXECUTE format('GRANT SELECT, INSERT ON pg_temp.sqlguard_copy TO %I', session_user);
+        END
+    $$;
+REVOKE EXECUTE ON FUNCTION sqlguard.copy_target(oid, smallint[]) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION sqlguard.copy_target(oid, smallint[]) TO sqlguard_agent;
+
 -- Only the walls themselves call these; the triggers' functions can't be called by hand at all.
 REVOKE EXECUTE ON FUNCTION
     sqlguard.spent_minutes(text), sqlguard.budget_left(text, bigint, bigint),

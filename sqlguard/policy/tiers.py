@@ -18,7 +18,7 @@ from sqlguard.policy.context import Context
 from sqlguard.policy.guards import guard_of
 from sqlguard.policy.model import Gate, When
 from sqlguard.policy.verdict import Effect, Finding
-from sqlguard.statement.model import Statement, Write
+from sqlguard.statement.model import Kind, Statement, Write
 
 ORDER = ("reversible", "costly", "compensable", "irreversible")
 
@@ -57,11 +57,17 @@ def candidates(statement: Statement, context: Context) -> tuple[Gate, ...]:
     tables = [f"{w.table.schema}.{w.table.name}" for w in statement.writes]
     found: list[Gate] = []
     for gate in context.policy.gates:
-        if matches(gate.when, tier=tier, classes=classes, kind=statement.kind.value, tables=tables):
+        if matches(gate.when, tier=tier, classes=classes, kind=_kind(statement), tables=tables):
             found.append(gate)
             if not is_late(gate.when):
                 break
     return tuple(found)
+
+
+def _kind(statement: Statement) -> str:
+    """A COPY is a long INSERT: what holds for the one holds for the other."""
+    kind: str = (Kind.INSERT if statement.kind is Kind.COPY_IN else statement.kind).value
+    return kind
 
 
 def is_late(when: When) -> bool:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
 from sqlguard.plan import Decision
+from sqlguard.proxy import dry
 from sqlguard.proxy.memory import sets_ours
 from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import ReadyForQuery
@@ -45,7 +46,7 @@ async def carry_out(session: "AgentSession", decision: Decision, *, keep_ready: 
     if decision.kind is Kind.BEGIN:
         text = gates.begin_text(decision)
     elif decision.kind is Kind.COMMIT and session.dry_block:
-        failed = await session.end_dry_block()
+        failed = await dry.end_block(session)
         if failed is not None:
             return await _failed_commit(session, decision, failed, keep_ready=keep_ready)
         text, verb = "ROLLBACK", None if session.books.status == b"E" else "COMMIT"

@@ -14,14 +14,14 @@ from sqlguard.proxy.plans import outcome_text
 from sqlguard.proxy.report import (
     WRITABLE,
     affected,
-    behind,
+    around,
     changes,
     claim,
     dry_run_notice,
     plan_notice,
     sqlstate,
 )
-from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
+from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
@@ -33,23 +33,10 @@ SAVEPOINT = "sqlguard_preview"
 async def preview(session: "AgentSession", decision: Decision, action: int) -> Expect:
     """Send one statement as a dry run and tell what came of it; the caller says ReadyForQuery."""
     before, report, after = _around(session, action)
-    expect = Expect(
-        Reply.QUERY,
-        parts=(
-            *(Part.SWALLOW for _ in before),
-            Part.HOLD,
-            Part.SWALLOW,
-            Part.CAPTURE,
-            *(Part.SWALLOW for _ in after),
-        ),
-        tags=(*(None for _ in before), decision.tag),
-        position=behind(before, decision),
-        keep_ready=True,
-    )
+    then = [(FORCE, Part.SWALLOW), (report, Part.CAPTURE), *((text, Part.SWALLOW) for text in after)]
+    text, expect = around(decision, before, Part.HOLD, then)
     is_alone = not session.dry_block
-    session.send_query(
-        "; ".join([*before, decision.text]) + "\n;" + "; ".join([FORCE, report, *after]), expect
-    )
+    session.send_query(text, expect)
     await session.barrier()
     held, expect.held = expect.held, b""
     if expect.failed is not None:
@@ -62,6 +49,20 @@ async def preview(session: "AgentSession", decision: Decision, action: int) -> E
         session.operator.event(action, "previewed", {"affected": found})
         session.client.write(dry_run_notice(expect.captured, action, session.encoding) + held)
     return expect
+
+
+async def end_block(session: "AgentSession") -> bytes | None:
+    """
+    Tell what a block that was begun as a dry run would have changed; the caller rolls it back.
+
+    Return the server's ErrorResponse if COMMIT would have failed: a deferred constraint does not hold.
+    """
+    if session.books.status == b"E":
+        return None
+    report = await session.ask(f"{FORCE}; {outcome_text(None)}", Part.SWALLOW, Part.CAPTURE)
+    if report.failed is None:
+        await session.plans.tell_block(report.captured[0])
+    return report.failed
 
 
 async def _tell(

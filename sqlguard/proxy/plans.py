@@ -29,10 +29,10 @@ from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
 from sqlguard.postgres.plans import Redeemed, RunOutcome
-from sqlguard.proxy import own
-from sqlguard.proxy.report import behind, claim, plan_notice, sqlstate
+from sqlguard.proxy import copies, own
+from sqlguard.proxy.report import around, claim, plan_notice, sqlstate
 from sqlguard.wire.messages import DataRow, ReadyForQuery
-from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
+from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part
 from sqlguard.wire.reports import fields_of
 
 if TYPE_CHECKING:
@@ -86,14 +86,17 @@ class Plans:
         """Return what is to be done with *decision*; None: run it and see."""
         said = self._session.said(decision)
         now = datetime.now(UTC)
-        return ruling_of(
+        ruling = ruling_of(
             decision, confidence=said.confidence, now=now, measured=measured, plan_only=self.plan_only
         )
+        return copies.ruled(ruling, said.idempotency_key) if copies.is_copy(decision) else ruling
 
     def is_weighed(self, decision: Decision, ruling: Ruling | None, *, in_block: bool | None = None) -> bool:
         """Say whether a write has to be looked at before it may be committed; *in_block* None: as it is now."""
         if ruling is None or ruling.effect is Effect.APPROVE:
             return True
+        if copies.is_copy(decision):
+            return False
         return (self._session.in_block if in_block is None else in_block) and may_go_over(
             decision, self.policy
         )
@@ -190,6 +193,8 @@ class Plans:
         assert ruling is not None  # noqa: S101 (everything is known)
         if ruling.effect is Effect.REFUSE:
             raise refused(ruling)
+        if copies.is_copy(decision):
+            return None, found.report
         stage = Stage([self.step(decision, action, portal)], [decision], [ruling])
         return await self._session.operator.plan(self.draft(stage), found, None), found.report
 
@@ -199,7 +204,7 @@ class Plans:
         stage, self.stage = self.stage, Stage()
         found = self.outcome(row)
         plan = None
-        if stage.steps:
+        if stage.steps and not any(map(copies.is_copy, stage.decisions)):
             plan = await session.operator.plan(self.draft(stage), found, None)
             session.operator.event(stage.steps[0].action, "previewed", {"plan": plan})
         session.client.write(plan_notice(found.report, None, plan, session.encoding))
@@ -309,18 +314,9 @@ def _let_go(session: "AgentSession", expect: Expect, *, hold: bool) -> Expect:
 
 async def _run(session: "AgentSession", decision: Decision, before: list[str], after: list[str]) -> Expect:
     """Send one write among statements of ours; its CommandComplete is held, the last row of ours captured."""
-    expect = Expect(
-        Reply.QUERY,
-        parts=(
-            *(Part.SWALLOW for _ in before),
-            Part.HOLD,
-            *(Part.CAPTURE if text is after[-1] else Part.SWALLOW for text in after),
-        ),
-        tags=(*(None for _ in before), decision.tag),
-        position=behind(before, decision),
-        keep_ready=True,
-    )
-    session.send_query("; ".join([*before, decision.text]) + "\n;" + "; ".join(after), expect)
+    parts = [(text, Part.CAPTURE if text is after[-1] else Part.SWALLOW) for text in after]
+    text, expect = around(decision, before, Part.HOLD, parts)
+    session.send_query(text, expect)
     await session.barrier()
     return expect
 

@@ -1,11 +1,13 @@
 """What the proxy adds around a write: the settings before it, and the report of a dry run after it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlguard.plan import Decision, measured_of, told, with_differences
+from sqlguard.proxy import copies
 from sqlguard.wire.messages import DataRow
+from sqlguard.wire.replies import Expect, Part, Reply
 from sqlguard.wire.reports import fields_of, notice_response
 
 #: The first SET is possible because nothing has run yet: the session's default is read only.
@@ -73,6 +75,39 @@ def behind(before: list[str], decision: Decision) -> Callable[[int], int | None]
         return decision.position(own) if decision.position else own
 
     return position
+
+
+def around(  # noqa: PLR0913 (a statement, what stands around it, and what becomes of its answers)
+    decision: Decision,
+    before: Sequence[str],
+    part: Part,
+    after: Sequence[tuple[str, Part]] = (),
+    *,
+    keep_ready: bool = True,
+    position: Callable[[int], int | None] | None = None,
+    error: Callable[[bytes], bytes] | None = None,
+) -> tuple[str, Expect]:
+    """
+    Return one message of *decision*'s statement among statements of ours, and what is expected of it.
+
+    What belongs to the statement itself stands next to it; its CommandComplete waits for that.
+    """
+    first = [*before, *decision.before]
+    last = [*((text, Part.SWALLOW) for text in decision.after), *after]
+    expect = Expect(
+        Reply.QUERY,
+        parts=(
+            *(Part.SWALLOW for _ in first),
+            Part.HOLD if decision.after and part is Part.PASS else part,
+            *(p for _, p in last),
+        ),
+        tags=(*(None for _ in first), decision.tag),
+        position=position or behind(first, decision),
+        keep_ready=keep_ready,
+        error=error or copies.error_of(decision),
+    )
+    text = "; ".join([*first, decision.text])
+    return text + ("\n;" + "; ".join(text for text, _ in last) if last else ""), expect
 
 
 def nowhere(_: int) -> None:

@@ -12,7 +12,6 @@ The server's replies go through the books of `wire.session`, whichever way their
 """
 
 import asyncio
-from collections import deque
 from typing import Any
 
 import structlog
@@ -23,16 +22,16 @@ from sqlguard.errors import NotUnderstood, SqlguardError
 from sqlguard.gate import Gate
 from sqlguard.plan import Decision, Stage
 from sqlguard.postgres.control import Login
-from sqlguard.postgres.plans import FORCE
 from sqlguard.proxy.again import Newest
 from sqlguard.proxy.anchors import ties
 from sqlguard.proxy.budgets import SessionBudgets
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.extended import Extended
+from sqlguard.proxy.inbox import WAITING, Inbox
 from sqlguard.proxy.memory import Memory
 from sqlguard.proxy.operator import Operator, Passing
 from sqlguard.proxy.pipe import Pipe
-from sqlguard.proxy.plans import Plans, outcome_text
+from sqlguard.proxy.plans import Plans
 from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
 from sqlguard.wire import session as wire
@@ -46,8 +45,6 @@ _COPY = frozenset(b"dcf")
 _QUERY, _TERMINATE = b"QX"
 _SYNC = Sync().encode()
 _READ_ONLY = b"default_transaction_read_only"
-#: Messages (or pieces of COPY data) that may wait before the client is no longer read.
-_WAITING = 1024
 
 
 class SessionEnded(Exception):
@@ -79,7 +76,7 @@ class AgentSession:
         #: Actions of the open transaction, settled when it ends.
         self.open_actions: list[tuple[int, dict[str, Any]]] = []
         self._reader = FrameReader(frontend_limits(max_message_bytes), COPY_RUNS)
-        self._inbox: deque[Frame | Run] = deque()
+        self._inbox = Inbox(client)
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
         #: Tied: the server remembers something of it that can't be made again elsewhere.
@@ -107,12 +104,12 @@ class AgentSession:
                 if self._slow is not None:
                     self._queue(item)
                 elif not self._handle(item):
-                    self._inbox.append(item)
+                    self._queue(item)
                     self._slow = asyncio.get_running_loop().create_task(self._drain())
                     self._slow.add_done_callback(self._drained)
         finally:
             self.server.uncork()
-        if len(self.books.expected) > _WAITING:
+        if len(self.books.expected) > WAITING:
             self._is_ahead = True
             self.client.pause("too many answers are due")
 
@@ -128,7 +125,7 @@ class AgentSession:
         """The client sends no more; what it has asked is still answered."""
         goodbye = Frame.of(_TERMINATE, b"")
         if self._slow is not None:
-            self._inbox.append(goodbye)
+            self._queue(goodbye)
         else:
             self._handle(goodbye)
 
@@ -139,15 +136,15 @@ class AgentSession:
             self.client.write(out)
         if self._slow is not None:
             self._wake()
-        if self._is_ahead and len(self.books.expected) <= _WAITING // 2:
+        if self._is_ahead and len(self.books.expected) <= WAITING // 2:
             self._is_ahead = False
             self.client.resume("too many answers are due")
 
     def _wake(self) -> None:
         if self.books.is_quiet:
             self._quiet.set()
-        while self._inbox and self.books.is_copying_in and self._inbox[0].kind in _COPY:
-            self._copy(self._inbox.popleft())
+        while self._inbox and self._joins_copy(self._inbox.first):
+            self._inbox.take()
 
     def close(self) -> None:
         """Close both sides; the server rolls back what is open. Safe to repeat."""
@@ -203,12 +200,25 @@ class AgentSession:
         return True
 
     def _queue(self, item: Frame | Run) -> None:
-        if not self._inbox and self.books.is_copying_in and item.kind in _COPY:
+        if self._inbox or not self._joins_copy(item):
+            self._inbox.add(item)
+
+    def _joins_copy(self, item: Frame | Run) -> bool:
+        """
+        Pass *item* on if the slow way waits for a COPY … FROM STDIN, and say whether it does. Raises ProtocolViolation.
+
+        As with PostgreSQL a Sync and a Flush are ignored there, and no other message may come.
+        """
+        if self.is_closed or not self.books.is_copying_in:
+            return False
+        if item.kind == _TERMINATE:
+            self.close()
+        elif self.books.takes(item.kind):
             self._copy(item)
-            return
-        self._inbox.append(item)
-        if len(self._inbox) > _WAITING:
-            self.client.pause("too many messages are waiting")
+            if not self.books.is_copying_in:
+                # The Flush that asked for the answer was ignored as well.
+                self.server.write(Flush().encode())
+        return True
 
     def _copy(self, item: Frame | Run) -> None:
         reply = ASKS.get(item.kind)
@@ -219,7 +229,7 @@ class AgentSession:
     async def _drain(self) -> None:
         """Take the waiting messages in order; the first of them has been given to `_handle` already."""
         try:
-            item = self._inbox.popleft()
+            item = self._inbox.take()
             while True:
                 await self.newest.read()
                 if item.kind == _QUERY:
@@ -228,9 +238,7 @@ class AgentSession:
                     await self.extended.slow(item.kind, item[1])
                 self.newest.is_here = False
                 while self._inbox and not self.is_closed:
-                    item = self._inbox.popleft()
-                    if len(self._inbox) <= _WAITING // 2:
-                        self.client.resume("too many messages are waiting")
+                    item = self._inbox.take()
                     if not self._handle(item):
                         break
                 else:
@@ -389,16 +397,3 @@ class AgentSession:
             self.dry_block = False
         elif own and not self.in_block and not self.extended.is_open:
             self.memory.end(committed=done)
-
-    async def end_dry_block(self) -> bytes | None:
-        """
-        Tell what the block of a dry run would have changed; the caller rolls it back.
-
-        Return the server's ErrorResponse if COMMIT would have failed: a deferred constraint does not hold.
-        """
-        if self.books.status == b"E":
-            return None
-        report = await self.ask(f"{FORCE}; {outcome_text(None)}", Part.SWALLOW, Part.CAPTURE)
-        if report.failed is None:
-            await self.plans.tell_block(report.captured[0])
-        return report.failed

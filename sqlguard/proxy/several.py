@@ -16,7 +16,7 @@ from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
 from sqlguard.proxy import control, dry, plans, repeats
-from sqlguard.proxy.report import behind, claim
+from sqlguard.proxy.report import around, behind, claim
 from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import CommandComplete, ReadyForQuery
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Part, Reply
@@ -86,7 +86,7 @@ class _Message:
         session = self._session
         failed: bytes | None
         if session.dry_block:
-            failed = await session.end_dry_block()
+            failed = await dry.end_block(session)
             await session.ask("ROLLBACK")
             kind = "previewed" if failed is None else "failed"
         elif session.plans.is_staging and session.plans.stage.steps:
@@ -165,18 +165,16 @@ class _Message:
             return await plans.inside(session, decision, action, hold=hold)
         expect = self._send(decision, [claim(action)], hold=hold)
         await session.barrier()
+        if not hold and expect.failed is None:
+            session.client.write(expect.held)
+            expect.held = b""
         return expect
 
     def _send(self, decision: Decision, before: list[str], *, hold: bool) -> Expect:
         session = self._session
-        expect = Expect(
-            Reply.QUERY,
-            parts=(*(Part.SWALLOW for _ in before), Part.HOLD if hold else Part.PASS),
-            tags=(*(None for _ in before), decision.tag),
-            position=self._position(before, decision),
-            keep_ready=True,
-        )
-        session.send_query("; ".join([*before, decision.text]), expect)
+        part = Part.HOLD if hold else Part.PASS
+        text, expect = around(decision, before, part, position=self._position(before, decision))
+        session.send_query(text, expect)
         return expect
 
     def _position(self, before: list[str], decision: Decision) -> Callable[[int], int | None]:

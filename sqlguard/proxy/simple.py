@@ -13,10 +13,10 @@ from sqlguard import gate as gates
 from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
-from sqlguard.proxy import again, control, dry, plans, repeats, several
+from sqlguard.proxy import again, control, copies, dry, plans, repeats, several
 from sqlguard.proxy.likeness import certain, is_alike
 from sqlguard.proxy.portals import passes_always
-from sqlguard.proxy.report import WRITABLE, behind, can_be_approved, claim, nowhere, sqlstate
+from sqlguard.proxy.report import WRITABLE, around, behind, can_be_approved, claim, nowhere, sqlstate
 from sqlguard.wire.messages import Query, ReadyForQuery
 from sqlguard.wire.replies import PLAIN, REFUSED_TEXT, Expect, Part, Reply
 
@@ -155,23 +155,20 @@ class Simple:
         session = self._session
         own = not session.in_block
         before = [WRITABLE, claim(action)] if own else [claim(action)]
-        expect = Expect(
-            Reply.QUERY,
-            parts=(*(Part.SWALLOW for _ in before), Part.PASS),
-            tags=(*(None for _ in before), decision.tag),
-            position=behind(before, decision),
-            keep_ready=own,
-            error=self._over_a_cap if own else None,
+        is_twice = own and not copies.is_copy(decision)
+        text, expect = around(
+            decision, before, Part.PASS, keep_ready=own, error=self._over_a_cap if is_twice else None
         )
-        session.send_query("; ".join([*before, decision.text]), expect)
+        session.send_query(text, expect)
         await session.barrier()
-        if own and expect.failed is not None and can_be_approved(expect.failed):
+        if is_twice and expect.failed is not None and can_be_approved(expect.failed):
             # Nothing of it is left. Run again, it may go over the cap as far as an approved plan does.
             await plans.write(session, decision, action)
             return
         self._written(action, expect, own=own)
         if own:
-            session.client.write(ReadyForQuery(session.books.status).encode())
+            held = expect.held if expect.failed is None else b""
+            session.client.write(held + ReadyForQuery(session.books.status).encode())
 
     @staticmethod
     def _over_a_cap(error: bytes) -> bytes:

@@ -12,7 +12,7 @@ from sqlguard.plan import Decision, refused
 from sqlguard.policy.late import Ruling, wants_share
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
-from sqlguard.proxy import again, own, repeats
+from sqlguard.proxy import again, copies, own, repeats
 from sqlguard.proxy.names import Names
 from sqlguard.proxy.plans import ask_inside, outcome_text, weigh_text
 from sqlguard.proxy.portals import Portal, Prepared
@@ -168,13 +168,36 @@ class Steps(ABC):
         elif is_first and session.plans.is_weighed(portal.decision, ruling, in_block=True):
             await self._weighed(portal, raw)
         else:
-            self.send_execute(portal, raw)
+            await self._carry(portal, raw)
+
+    async def _carry(self, portal: Portal, raw: bytes) -> None:
+        """Run a write that nothing waits for but what belongs to it."""
+        parts = (Part.HOLD,) if portal.decision.after else ()
+        expect = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=parts))
+        if expect.held and expect.failed is None:
+            self._session.client.write(expect.held)
+
+    async def _sent(self, portal: Portal, raw: bytes, expect: Expect) -> Expect:
+        """Send the Execute of a write; a COPY is waited for with what belongs to it: nothing may come between."""
+        session, decision = self._session, portal.decision
+        for text in decision.before:
+            own.send(session, text)
+        self.send_execute(portal, raw, expect)
+        if not copies.is_copy(decision):
+            return expect
+        await session.barrier()
+        if expect.failed is None:
+            behind = [own.send(session, text) for text in decision.after]
+            await session.barrier()
+            expect.failed = next((e.failed for e in behind if e.failed is not None), None)
+        return expect
 
     def send_execute(self, portal: Portal, raw: bytes, expect: Expect | None = None) -> Expect:
         """Send the Execute of a write, with the tag and positions that the client must see."""
         expect = expect or Expect(Reply.EXECUTE)
         expect.tags = (portal.decision.tag,)
         expect.position = portal.decision.position
+        expect.error = copies.error_of(portal.decision)
         self._send(raw, expect)
         return expect
 
@@ -183,7 +206,7 @@ class Steps(ABC):
         session = self._session
         for text in session.plans.begin():
             own.send(session, text)
-        expect = self.send_execute(portal, raw, Expect(Reply.EXECUTE))
+        expect = await self._sent(portal, raw, Expect(Reply.EXECUTE))
         await session.barrier()
         if expect.failed is None:
             session.plans.add(portal.decision, portal.action or 0, portal)
@@ -192,7 +215,7 @@ class Steps(ABC):
         """Run a write, see what it changes, and let it go on or fail."""
         session = self._session
         own.send(session, plans.BEGIN)
-        held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        held = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
         fault = await self.weigh(portal, held)
         if fault is not None:
             self.refuse_execute(fault)
@@ -306,7 +329,7 @@ class Steps(ABC):
             own.send(session, "SAVEPOINT sqlguard_preview")
         for text in session.plans.begin() if session.dry_block else (plans.BEGIN,):
             own.send(session, text)
-        held = self.send_execute(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        held = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
         own.send(session, plans.FORCE)
         is_part = session.dry_block
         report = own.send(session, changes(portal.action) if is_part else outcome_text(portal.action))

@@ -13,7 +13,7 @@ from sqlguard.errors import NotUnderstood, Refused
 from sqlguard.rewrite import conflict, merge, ranges, walk
 from sqlguard.rewrite.delete import soft_delete
 from sqlguard.rewrite.scope import Columns, Item, Scope
-from sqlguard.rewrite.source import DOT, quote
+from sqlguard.rewrite.source import DOT, Source, quote
 from sqlguard.rewrite.targets import refuse_unless_deletable
 from sqlguard.rewrite.work import Ctes, Work, reads, writes
 
@@ -121,8 +121,15 @@ def copy(work: Work, node: Any) -> None:
         if name in hidden:
             raise writes(name, table.name) if node.is_from else reads(name, table.name)
     if not node.attlist:
-        work.edits.insert(_behind_name(work, node.relation), f" ({', '.join(map(quote, item.visible))})")
+        names = copied(table, item.visible, inward=node.is_from)
+        work.edits.insert(behind_name(work.source, node.relation), f" ({', '.join(map(quote, names))})")
     walk.expression(work, node.where_clause, Scope([item]), {})
+
+
+def copied(table: Table, visible: Iterable[str], *, inward: bool) -> list[str]:
+    """Return the columns of a COPY that lists none: generated ones are given, and not taken."""
+    generated = {c.name for c in table.columns if c.generated}
+    return [name for name in visible if not (inward and name in generated)]
 
 
 def returning(work: Work, node: Any, scope: Scope, item: Item, ctes: Ctes) -> Columns:
@@ -181,7 +188,7 @@ def _positions(work: Work, node: Any, table: Table, item: Item, gives: Columns) 
     _fits(table, item, count)
     filled = list(item.visible[:count])
     if any(c.hidden for c in item.columns[:count]):
-        work.edits.insert(_behind_name(work, node.relation), f" ({', '.join(map(quote, filled))})")
+        work.edits.insert(behind_name(work.source, node.relation), f" ({', '.join(map(quote, filled))})")
     return filled
 
 
@@ -211,9 +218,8 @@ def _is_before_update(trigger: Trigger) -> bool:
     return trigger.timing.lower() == "before" and any(e.lower() == "update" for e in trigger.events)
 
 
-def _behind_name(work: Work, relation: Any) -> int:
+def behind_name(source: Source, relation: Any) -> int:
     """Return the byte behind the name of *relation* and its alias."""
-    source = work.source
     last = source.at(relation.location)
     while source.kind(last + 1) == DOT:
         last += 2

@@ -21,7 +21,7 @@ from postgast import pg_query_pb2 as pg
 
 from sqlguard.catalog import Catalog, Table
 from sqlguard.errors import NotUnderstood
-from sqlguard.rewrite import conflict, marks
+from sqlguard.rewrite import conflict, dml, marks
 from sqlguard.rewrite.names import SoftTables
 from sqlguard.rewrite.placeless import without_places
 from sqlguard.rewrite.sight import Sight, name_of, names_of, unwrap
@@ -239,7 +239,10 @@ class _Proof:
     def _same_copy(self, old: Any, new: Any) -> bool:
         listed = [n.string.sval for n in new.attlist]
         if listed and not old.attlist:
-            same = listed == list(self._visible(old.relation)) and self._is_soft(old.relation)
+            table = self.tables.resolve(old.relation)
+            if table is None or not self.tables.is_soft(table):
+                return False
+            same = listed == dml.copied(table, self._visible(old.relation), inward=old.is_from)
             return same and self._same_fields(old, new, frozenset({"attlist"}))
         return self._same_fields(old, new)
 

@@ -131,6 +131,26 @@ def _delete(walk: Walk, body: Body) -> None:
     _closed(walk, outer, target)
 
 
+def copy_in(walk: Walk, body: Body) -> None:
+    """Walk COPY … FROM: it inserts into the columns that it lists, or into all that a row of data has."""
+    outer = _opened(walk, body)
+    target = _target(walk, body["relation"])
+    listed = tuple(n["String"]["sval"] for n in body.get("attlist", ()))
+    write(walk, target, "insert", listed or _filled(walk, target), Scope.MEASURED)
+    walk.level.entries.append(target)
+    if "whereClause" in body:
+        walk.node(body["whereClause"])
+    _closed(walk, outer, target)
+
+
+def _filled(walk: Walk, target: Entry) -> tuple[str, ...] | None:
+    if target.table is None:
+        return None
+    soft = walk.catalog.soft.get(target.table.oid)
+    hidden = soft.guard.bookkeeping if soft is not None and soft.guard is not None else ()
+    return tuple(c.name for c in target.table.columns if not c.generated and c.name not in hidden)
+
+
 _COMMANDS = {"CMD_UPDATE": "update", "CMD_DELETE": "delete", "CMD_INSERT": "insert"}
 _BY_SOURCE = "MERGE_WHEN_NOT_MATCHED_BY_SOURCE"
 

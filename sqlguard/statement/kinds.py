@@ -20,8 +20,6 @@ from sqlguard.statement.walk import Body, Walk
 _OTHER = frozenset(
     {"LockStmt", "NotifyStmt", "VacuumStmt", "ClusterStmt", "ReindexStmt", "CheckPointStmt", "LoadStmt"}
 )
-# Importing the modules of handlers registers them.
-assert change  # noqa: S101
 _TRANSACTIONS = {
     "TRANS_STMT_BEGIN": Kind.BEGIN,
     "TRANS_STMT_START": Kind.BEGIN,
@@ -131,10 +129,7 @@ def _copy(_: str, body: Body, catalog: Catalog, session: Session) -> Statement:
             entry.used.update(n["String"]["sval"] for n in body.get("attlist", ()))
             entry.star = "attlist" not in body
     else:
-        relation, _table = resolve(walk, body["relation"])
-        details["table"] = relation
-    if "whereClause" in body:
-        walk.node(body["whereClause"])
+        change.copy_in(walk, body)
     made = _found(kind, walk, {"CopyStmt": body})
     return replace(made, details={**made.details, **details})
 

@@ -75,9 +75,17 @@ def test_copy(wired_world: Wired, agent: Agent, tmp_path: Path) -> None:
     psql(wired_world, agent, f"\\copy (SELECT id, status FROM orders ORDER BY id) TO '{out}' CSV\n")
     assert out.read_text().count("\n") == 2400
     said = psql(
-        wired_world, agent, f"\\copy plain (id, t) FROM '{out}' CSV\nSELECT 'on';\n", "-At", stop=False
+        wired_world, agent, f"\\copy plain (id, t) FROM '{out}' CSV\nSELECT count(*) FROM plain;\n", "-At"
     )
-    assert "COPY … FROM is not available here" in said
+    assert said.splitlines()[-2:] == ["COPY 2400", "2400"]
+    said = psql(
+        wired_world,
+        agent,
+        f"\\copy plain (id, deleted_at) FROM '{out}' CSV\nSELECT 'on';\n",
+        "-At",
+        stop=False,
+    )
+    assert "kept by the database" in said
     assert "on" in said.splitlines()
 
 

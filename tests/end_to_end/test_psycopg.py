@@ -160,13 +160,13 @@ def test_copy_out(agent: Agent, form: str) -> None:
             assert list(copy.rows()) == plain
 
 
-def test_copy_in_is_refused_and_the_session_goes_on(wired_world: Wired, agent: Agent) -> None:
+def test_a_copy_that_is_refused_and_the_session_goes_on(wired_world: Wired, agent: Agent) -> None:
     with agent.connect() as conn:
         with (
             pytest.raises(psycopg.Error) as caught,
-            conn.cursor().copy("COPY plain (id, t) FROM STDIN") as copy,
+            conn.cursor().copy("COPY plain (id, deleted_at) FROM STDIN") as copy,
         ):
-            copy.write("1\tx\n")
+            copy.write("1\t\n")
         assert caught.value.sqlstate == "SG002"
         assert conn.execute("SELECT count(*) FROM plain").fetchone() == (0,)
     assert wired_world.outcomes(agent) == ["refused"]

@@ -16,6 +16,7 @@ _KINDS = (
     Kind.DELETE,
     Kind.MERGE,
     Kind.COPY_OUT,
+    Kind.COPY_IN,
     Kind.EXPLAIN,
     Kind.SHOW,
 )
@@ -25,7 +26,7 @@ _ALLOW = (Finding("allow-query", Effect.ALLOW, "a query or a write"),)
 @rule("allow-query", _KINDS)
 def allow_query(_statement: Statement, _session: Session, _context: Context) -> Iterator[Finding]:
     """
-    Speaks for SELECT, VALUES, TABLE, INSERT, UPDATE, DELETE, MERGE, COPY … TO, EXPLAIN and SHOW.
+    Speaks for SELECT, VALUES, TABLE, INSERT, UPDATE, DELETE, MERGE, COPY, EXPLAIN and SHOW.
 
     ## Why
     A statement that no rule speaks for is refused; these kinds pass unless another rule objects.

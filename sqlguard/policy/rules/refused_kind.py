@@ -13,7 +13,6 @@ _KINDS = (
     Kind.DO,
     Kind.OTHER,
     Kind.LISTEN,
-    Kind.COPY_IN,
     Kind.CREATE_TEMP,
 )
 _WHY = {
@@ -28,7 +27,6 @@ _WHY = {
     Kind.DO: ("a DO block hides what it does", "send its statements one by one"),
     Kind.OTHER: ("{verb} acts on the server or on other sessions", "leave it to the operator"),
     Kind.LISTEN: ("LISTEN is not available here", "query for the news instead"),
-    Kind.COPY_IN: ("COPY … FROM is not available here", "use INSERT with several rows"),
     Kind.CREATE_TEMP: ("temporary tables are not available here", "use a WITH query"),
 }
 
@@ -36,7 +34,7 @@ _WHY = {
 @rule("refused-kind", _KINDS)
 def refused_kind(statement: Statement, _session: Session, _context: Context) -> Iterator[Finding]:
     """
-    Refuses DDL, TRUNCATE, DO, COPY FROM, maintenance, LISTEN and temporary tables, and says why.
+    Refuses DDL, TRUNCATE, DO, maintenance, LISTEN and temporary tables, and says why.
 
     ## Why
     None of them can be undone row by row, and a task needs none of them. A temporary table would hide the
@@ -48,7 +46,6 @@ def refused_kind(statement: Statement, _session: Session, _context: Context) -> 
         DO $$ BEGIN NULL; END $$
         VACUUM FULL accounts
         CREATE TEMP TABLE accounts (id int)
-        COPY kv FROM STDIN
 
     ## Ignores
         SELECT 1
