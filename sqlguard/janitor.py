@@ -14,8 +14,10 @@ import psycopg
 import structlog
 
 from sqlguard.errors import DatabaseUnavailable, SqlguardError
+from sqlguard.postgres import lock_room
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.sweep import SweepReport as SweepReport
+from sqlguard.postgres.sweep import make_room
 from sqlguard.postgres.sweep import sweep as sweep
 
 log = structlog.get_logger()
@@ -71,9 +73,15 @@ class Janitor:
             wait = min(wait * 2, _LONGEST_WAIT)
 
     def _sweep_until_broken(self, conn: psycopg.Connection[Any]) -> None:
+        lock_room.keep(conn)
         while not self._stopping.is_set():
             try:
                 _report(sweep(conn, database_time(conn)))
+            except psycopg.errors.OutOfMemory:
+                lock_room.give_back(conn)
+                with suppress(psycopg.errors.OutOfMemory):  # tried again at the next pass
+                    _report(make_room(conn))
+                    lock_room.keep(conn)
             except SqlguardError as fault:
                 log.warning("janitor can't work", error=fault.message, hint=fault.hint)
             self._stopping.wait(self._interval)

@@ -14,7 +14,7 @@ import psycopg
 
 from sqlguard.errors import SqlguardError
 from sqlguard.lease import OPENING_PATIENCE, ROLE_PREFIX
-from sqlguard.postgres import lease_end, leases
+from sqlguard.postgres import lease_end, leases, lock_room
 from sqlguard.postgres.tasks import end_task
 
 Connection = psycopg.Connection[Any]
@@ -131,6 +131,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
     done = _Pass()
     _end_changed(conn, done, conn.execute(_SQUATTERS, LOCK[:1]).fetchall())
     _end_changed(conn, done, conn.execute(_BLOCKERS).fetchall())
+    _end_lockers(conn, done, in_need=False)
     if conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() != (True,):
         return SweepReport(busy=True)
     try:
@@ -150,6 +151,18 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         orphans=tuple(done.orphans),
         problems=tuple(dict.fromkeys(done.problems)),
     )
+
+
+def make_room(conn: Connection) -> SweepReport:
+    """End the tasks that have filled the lock table; for a session that has given back what it kept for this."""
+    done = _Pass()
+    _end_lockers(conn, done, in_need=True)
+    return SweepReport(changed=tuple(done.changed), problems=tuple(done.problems))
+
+
+def _end_lockers(conn: Connection, done: _Pass, *, in_need: bool) -> None:
+    found = conn.execute(lock_room.LOCKERS, {"in_need": in_need, "many": lock_room.MANY})
+    _end_changed(conn, done, found.fetchall())
 
 
 def _end_due(conn: Connection, now: datetime, done: _Pass) -> None:

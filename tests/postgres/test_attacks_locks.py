@@ -40,6 +40,15 @@ class World:
         guard_tables(self.owner, ["ledger"], "journal")
         apply_policy(self.owner, parse_policy(POLICY, "policy"))
 
+    def agent_is_gone(self, task: OpenedTask) -> bool:
+        try:
+            row = self.owner.execute(
+                "SELECT state FROM sqlguard.task WHERE id = %s", [task.task.id]
+            ).fetchone()
+        except psycopg.errors.OutOfMemory:
+            return False
+        return row == ("ended",)
+
     def agent(self) -> tuple[OpenedTask, psycopg.Connection[Any]]:
         task = open_task(self.owner, agent="mallory", policy="short")
         conn = self.database.connect(self.database.dsn_for(task.role, task.password))
@@ -102,3 +111,30 @@ def test_a_migration_that_waits_for_an_ordinary_transaction_ends_no_task(world: 
     time.sleep(0.5)
     assert sweep(world.owner, datetime.now(UTC)).changed == ()
     agent.execute("COMMIT")
+
+
+def test_a_full_table_of_locks_is_emptied(world: World) -> None:
+    """With it nobody writes or logs in, and the task could not be ended either."""
+    task, agent = world.agent()
+    agent.execute("ROLLBACK")
+    with Janitor(world.database.owner_dsn, interval=3):
+        time.sleep(1)
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            for first in range(0, 1_000_000, 1000):
+                agent.execute(
+                    "SELECT count(pg_advisory_lock(g)) FROM generate_series(%s::integer, %s) g",
+                    [first, first + 999],
+                )
+        # Not a lock is left, so that the janitor has what it kept for itself.
+        agent.execute(
+            "DO $$ BEGIN FOR i IN 1000001..1100000 LOOP PERFORM pg_advisory_lock(i); END LOOP;"
+            " EXCEPTION WHEN OTHERS THEN NULL; END $$"
+        )
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            world.owner.execute("CREATE TABLE one_more (id integer PRIMARY KEY)")
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not world.agent_is_gone(task):
+            time.sleep(0.2)
+    world.owner.execute("CREATE TABLE one_more (id integer PRIMARY KEY)")
+    with pytest.raises(psycopg.OperationalError):
+        agent.execute("SELECT 1")
