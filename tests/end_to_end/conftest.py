@@ -1,5 +1,7 @@
 """One guarded shop with a running proxy per module and PostgreSQL version: starting one takes seconds."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from end_to_end.wired import Agent, Wired, wired_shop
 from servers import Database, fit_to_server, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
+
+NODE_PACKAGES = ("pg@8.23.0", "pg-cursor@2.22.1", "pg-copy-streams@7.0.0")
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +59,23 @@ def wired_world(server: EmbeddedServer) -> Iterator[Wired]:
 def agent(wired_world: Wired) -> Iterator[Agent]:
     with wired_world.visiting() as visitor:
         yield visitor
+
+
+@pytest.fixture(scope="session")
+def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "package.json").write_text('{"private": true}')
+    done = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *NODE_PACKAGES],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"node-postgres could not be installed: {done.stderr.strip()[-200:]}")
+    return folder

@@ -1,15 +1,12 @@
 """node-postgres through the proxy, installed into a folder of the test's own."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 from end_to_end.wired import Agent, Wired
 
-VERSION = "8.16.3"
 SCRIPT = """
 const { Client, Pool } = require('pg');
 const seen = {};
@@ -39,26 +36,6 @@ async function main() {
 }
 main().catch((e) => { console.error(e); process.exit(1); });
 """
-
-
-@pytest.fixture(scope="session")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
-    folder = tmp_path_factory.mktemp("node")
-    (folder / "package.json").write_text('{"private": true}')
-    done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", f"pg@{VERSION}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip(f"node-postgres could not be installed: {done.stderr.strip()[-200:]}")
-    return folder
 
 
 def test_a_day_of_node_postgres(wired_world: Wired, agent: Agent, node_folder: Path) -> None:

@@ -21,6 +21,7 @@ from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.postgres.tasks import OpenedTask, end_task, open_task
 from sqlguard.postgres.undo import undo
 
+PLAIN_TABLE = "CREATE TABLE plain (id integer PRIMARY KEY, t text, b bytea, n numeric, a integer[])"
 POLICY = """
 name = "wired"
 
@@ -132,7 +133,7 @@ def wired_shop(database: Database, **settings: Any) -> Iterator[Wired]:
     migrate(database.owner_dsn)
     with psycopg.connect(database.owner_dsn, autocommit=True) as owner:
         owner.execute(SHOP)
-        owner.execute("CREATE TABLE plain (id integer PRIMARY KEY, t text, b bytea, n numeric, a integer[])")
+        owner.execute(PLAIN_TABLE)
         guard_tables(owner, [*TABLES, "plain"], "soft")
         apply_policy(owner, parse_policy(POLICY, "wired.toml"))
     with proxy(database.owner_dsn, **settings) as running:
