@@ -220,6 +220,21 @@ def _disarm(conn: Connection, oid: int) -> None:
         conn.execute(sql.SQL(text))
 
 
+def hand_over(conn: Connection, group: str) -> None:
+    """
+    Give what *group* owns in this database to the operator, with none of the operator's rights. In a transaction.
+
+    Before PostgreSQL 16 a member may become its group, and what it makes then would stay behind the task's end.
+    """
+    oid = role_oid(conn, group)
+    if oid is None:
+        return
+    _become_member(conn, group)
+    _disarm(conn, oid)
+    conn.execute(sql.SQL("REASSIGN OWNED BY {} TO CURRENT_USER").format(sql.Identifier(group)))
+    conn.execute(sql.SQL("REVOKE {} FROM CURRENT_USER").format(sql.Identifier(group)))
+
+
 def _elsewhere(role: str, dependencies: Iterable[tuple[bool, str, int]]) -> Iterable[str]:
     for here, database, number in dependencies:
         if not here:

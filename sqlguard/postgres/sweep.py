@@ -95,6 +95,13 @@ WHERE r.rolname LIKE %(prefix)s
               JOIN sqlguard.policy p ON p.group_role = g.rolname WHERE m.member = r.oid)
   AND NOT EXISTS (SELECT FROM sqlguard.lease l WHERE l.role = r.rolname AND l.state <> 'ended')
 """
+#: Groups own nothing, unless a member has become one (possible before PostgreSQL 16) and made something.
+_OWNING_GROUPS = """
+SELECT DISTINCT g.rolname::text FROM pg_shdepend d JOIN pg_roles g ON g.oid = d.refobjid
+WHERE d.refclassid = 'pg_authid'::regclass AND d.deptype = 'o'
+  AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (g.rolname = 'sqlguard_agent' OR EXISTS (SELECT FROM sqlguard.policy p WHERE p.group_role = g.rolname))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         _end_changed(conn, done, _changed(conn))
         _end_due(conn, now, done)
         _drop_orphans(conn, done)
+        _hand_over(conn, done)
         conn.execute("SELECT sqlguard.add_up_spent()")
         conn.execute(_GONE_SESSIONS)
     finally:
@@ -213,6 +221,19 @@ def _drop_orphans(conn: Connection, done: _Pass) -> None:
             done.problems.append(leases.said(role, fault))
         else:
             done.orphans.append(role)
+
+
+def _hand_over(conn: Connection, done: _Pass) -> None:
+    if leases.has_grant_options(conn):
+        return
+    for (group,) in conn.execute(_OWNING_GROUPS).fetchall():
+        try:
+            with conn.transaction():
+                leases.hand_over(conn, group)
+        except psycopg.Error as fault:
+            if conn.closed:
+                raise
+            done.problems.append(leases.said(group, fault))
 
 
 def _drop(conn: Connection, role: str) -> list[str]:
