@@ -125,13 +125,14 @@ CREATE FUNCTION sqlguard.judge(root oid, operation text, tx xid8, wanted text)
                         AND t.expires_at > clock_timestamp() AND l.expires_at > clock_timestamp()
                         AND current_setting('transaction_isolation') = 'read committed'
                         AND NOT EXISTS (SELECT FROM sqlguard.freeze f WHERE f.thawed_at IS NULL)
+                        -- Its earlier sets count as well; adding them up here would cost every other statement.
+                        AND NOT EXISTS (SELECT FROM sqlguard.change_set c
+                                        WHERE c.txid = tx AND c.statement_at = statement_timestamp())
                         AND (operation <> 'soft_delete' OR p.delete_mode = 'soft')
                     THEN least(coalesce(p.max_rows, 9223372036854775807),
                                CASE WHEN operation <> 'insert' AND p.max_share < 1 THEN 9 END,
                                CASE WHEN p.task_rows IS NOT NULL OR p.hour_rows IS NOT NULL
                                    THEN sqlguard.budget_left(t.id, p.task_rows, p.hour_rows) END)
-                        - (SELECT coalesce(sum(c.rows), 0)::bigint FROM sqlguard.change_set c
-                           WHERE c.txid = tx AND c.statement_at = statement_timestamp())
                END
         FROM sqlguard.lease l
         JOIN sqlguard.task t ON t.id = l.task_id
@@ -308,8 +309,8 @@ CREATE FUNCTION sqlguard.refuse_truncate() RETURNS trigger
         END
     $$;
 
--- The bookkeeping columns of a soft table are the database's: what is not exactly a soft delete of a live row,
--- and nothing else, is refused. Fires (AFTER ROW, by its WHEN) only for what has to be refused.
+-- The bookkeeping columns of a soft table are the database's: what is not exactly a soft delete of a live row
+-- is refused. Fires (AFTER ROW, by its WHEN) only for what has to be refused.
 CREATE FUNCTION sqlguard.refuse_stamp() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sqlguard.postgres import walls_unkept
+from sqlguard.postgres import walls_row, walls_unkept
 from sqlguard.postgres.walls_facts import VERSION, Facts, Relation
 
 #: How texts of keys and images are written, and have to be read. See sqlguard/postgres/images.py.
@@ -29,47 +29,58 @@ PINNED = (
 )
 #: Sets of up to so many rows keep a hash of each new row.
 HASHED = 1000
+#: Of so many rows the keys are compared in memory.
+MANY = 100_000
 # A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')
 
-# Judges, keeps the change set and its rows in one statement: three statements cost a third more per row. What
-# the quick judgement leaves open is kept first and judged by `note_change`, which raises if it must not be.
+# Judges, keeps the change set, then its rows. (One plan with all of them in CTEs takes longer to start.) What the
+# quick judgement leaves open is judged by `note_change`, which raises if it must not be.
 _KEEP = sql.SQL("""
-    WITH it AS MATERIALIZED (
-        SELECT j.* FROM sqlguard.judge({root}, {operation}, tx, current_setting('sqlguard.action', true)) j),
-    n AS MATERIALIZED (SELECT {count} AS rows),
-    c AS (
+    SELECT j.task_id, j.action_id, j.remaining INTO task, action, remaining
+        FROM sqlguard.judge({root}, {operation}, tx, current_setting('sqlguard.action', true)) j;
+    quick := shape = {shape} AND total BETWEEN 1 AND remaining;
+    IF quick THEN
         INSERT INTO sqlguard.change_set (id, action_id, task_id, txid, relid, schema_name, table_name, op, rows,
                                          key_columns, shape_id, depth)
             OVERRIDING SYSTEM VALUE
-            SELECT change, it.action_id, it.task_id, tx, TG_RELID, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation},
-                   n.rows, {columns}, shape, pg_trigger_depth() - 1
-            FROM it, n WHERE shape = {shape} AND n.rows BETWEEN 1 AND it.remaining),
-    r AS (
-        INSERT INTO sqlguard.row_change (change_set_id, key, before{after})
-            {rows})
-    SELECT n.rows, CASE shape WHEN {shape} THEN it.remaining END INTO total, remaining FROM n LEFT JOIN it ON true;
-    IF remaining IS NULL OR total > remaining THEN
-        INSERT INTO sqlguard.row_change (change_set_id, key, before{after}) {rows_again};
+            VALUES (change, action, task, tx, TG_RELID, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation},
+                    total, {columns}, shape, pg_trigger_depth() - 1);
+    END IF;{rows}
+    IF NOT coalesce(quick, false) AND (total > 0 OR remaining IS NULL OR shape <> {shape}) THEN
         PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation}, total,
                                      {columns}, shape, {nested});
     END IF;""")
 
-# The rows of a set; those of small sets with a hash of what the change made of them (see `_rows`).
-_ROWS = sql.SQL("SELECT change, {key}, {image} FROM {source} {row} WHERE {when}")
-_ROWS_MADE = sql.SQL(
-    "SELECT change, {key}, {image}, CASE WHEN {total} <= {few} THEN hashtextextended({whole}, 0) END"
-    " FROM {source} {row} WHERE {when}"
-)
-_ROWS_CHANGED = sql.SQL("""SELECT change, {key}, {image},
-                   CASE WHEN {total} = 1 THEN (SELECT hashtextextended({whole}, 0) FROM sg_new {row}) END
-            FROM sg_old {row} WHERE {when} AND NOT {total} BETWEEN 2 AND {few}
-            UNION ALL
+# The rows of a set; those of small sets with a hash of what the change made of them. A hash costs as much as an
+# image, so large sets do without, and an undo says so.
+_ROWS = sql.SQL("""
+    INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM {source} {row};""")
+_ROWS_MADE = sql.SQL("""
+    INSERT INTO sqlguard.row_change (change_set_id, key, after)
+        SELECT change, {key}, CASE WHEN total <= {few} THEN hashtextextended({whole}, 0) END FROM sg_new {row};""")
+# Old and new rows are brought together by their places in two arrays: a join would need a plan of its own.
+_ROWS_CHANGED = sql.SQL("""
+    IF total <= {few} THEN
+        INSERT INTO sqlguard.row_change (change_set_id, key, before, after)
             SELECT change, u.key::text[], u.image, u.after
             FROM unnest((SELECT array_agg({key}::text) FROM sg_old {row}),
                         (SELECT array_agg({image}) FROM sg_old {row}),
-                        (SELECT array_agg(hashtextextended({whole}, 0)) FROM sg_new {row})) AS u (key, image, after)
-            WHERE {when} AND {total} BETWEEN 2 AND {few}""")
+                        (SELECT array_agg(hashtextextended({whole}, 0)) FROM sg_new {row})) AS u (key, image, after);
+    ELSE
+        INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM sg_old {row};
+    END IF;""")
+
+# What agents do most. Its two rows belong together, so the row that is kept tells whether the key has changed.
+_ONE = sql.SQL("""
+    IF total = 1 THEN
+        INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before, after)
+            SELECT change, {old_key}, CASE WHEN {old} IS DISTINCT FROM {new} THEN {new_key} END,
+                   ("sg old".*)::text, hashtextextended(("sg new".*)::text, 0)
+            FROM sg_old "sg old", sg_new "sg new"
+            RETURNING CASE WHEN new_key IS NULL THEN 'update' ELSE 'rekey' END INTO operation;{keep}
+        RETURN NULL;
+    END IF;""")
 
 # A table may have columns called like the variables; its own are always qualified here, so bare names are variables.
 _STATEMENT = sql.SQL("""
@@ -78,14 +89,21 @@ DECLARE  -- version {version}
     change bigint := nextval('sqlguard.change_set_id_seq');
     shape bigint := sqlguard.shape_key({oid}::regclass);
     tx xid8 := pg_current_xact_id();
+    task text;
+    action bigint;
+    operation text;
     total bigint;
+    marked bigint;
     remaining bigint;
+    quick boolean;
 BEGIN
-    IF TG_OP = 'INSERT' THEN{insert_check}{keep_insert}
+    IF TG_OP = 'INSERT' THEN{insert_check}
+        SELECT count(*) INTO total FROM sg_new;{keep_insert}
         RETURN NULL;
-    ELSIF TG_OP = 'DELETE' THEN{delete_check}{keep_delete}
+    ELSIF TG_OP = 'DELETE' THEN{delete_check}
+        SELECT count(*) INTO total FROM sg_old;{keep_delete}
         RETURN NULL;
-    END IF;{update_check}{soft}{pairs}{keep_update}
+    END IF;{update_check}{soft}{one}{pairs}{keep_update}
     RETURN NULL;
 END
 """)
@@ -96,32 +114,31 @@ _INSERT_CHECK = sql.SQL("""
                 TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'leave them out of the INSERT';
         END IF;""")
 
-# Asked first, because most updates mark nothing and the counting costs a third of a one-row statement.
+_COUNT = sql.SQL("""
+    SELECT count(*) INTO total FROM sg_new;""")
+_COUNT_OLD = sql.SQL("""
+    SELECT count(*) INTO total FROM sg_old;""")
 _SOFT = sql.SQL("""
-    IF EXISTS (SELECT FROM sg_new n WHERE n.deleted_at = statement_timestamp()) THEN
+    SELECT count(*), count(*) FILTER (WHERE n.deleted_at = statement_timestamp()) INTO total, marked FROM sg_new n;
+    IF marked > 0 THEN
     DECLARE
-        marked bigint;
-        own boolean;
         nested boolean;
     BEGIN
-        SELECT count(*), count(*) FILTER (WHERE n.deleted_at = statement_timestamp()),
-               bool_and(n.deleted_by_agent IS NOT DISTINCT FROM (SELECT sqlguard.agent()))
-                   FILTER (WHERE n.deleted_at = statement_timestamp())
-            INTO total, marked, own FROM sg_new n;
-        IF NOT own THEN
+        IF EXISTS (SELECT FROM sg_new n WHERE n.deleted_at = statement_timestamp()
+                       AND n.deleted_by_agent IS DISTINCT FROM (SELECT sqlguard.agent())) THEN
             RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
                 TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'use DELETE to delete rows';
         END IF;
-        IF marked > 0 AND EXISTS (SELECT FROM sg_old o WHERE o.deleted_at IS NOT NULL) THEN
+        IF EXISTS (SELECT FROM sg_old o WHERE o.deleted_at IS NOT NULL) THEN
             marked := NULL;  -- among the rows are some that were deleted before
         END IF;
-        IF marked = total AND total > 0 THEN
+        IF marked = total THEN
             nested := EXISTS (SELECT FROM sqlguard.cascade_run c WHERE c.txid = tx);{keep_soft}
             IF NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
                 PERFORM sqlguard.cascade(change);
             END IF;
             RETURN NULL;
-        ELSIF marked <> 0 OR marked IS NULL THEN
+        ELSE
             EXECUTE {pair_soft} USING change;
             GET DIAGNOSTICS marked = ROW_COUNT;
             IF marked > 0 THEN
@@ -144,8 +161,11 @@ _SOFT = sql.SQL("""
     END;
     END IF;""")
 
+# Nearly always the keys are the same in the same places, which two arrays tell for a fifth of what EXCEPT costs.
 _PAIRS = sql.SQL("""
-    IF EXISTS (SELECT {plain} FROM sg_old {row} EXCEPT SELECT {plain} FROM sg_new {row}) THEN
+    IF (total > {many} OR (SELECT array_agg({whole_key}) FROM sg_old {row})
+            IS DISTINCT FROM (SELECT array_agg({whole_key}) FROM sg_new {row}))
+        AND EXISTS (SELECT {plain} FROM sg_old {row} EXCEPT SELECT {plain} FROM sg_new {row}) THEN
         IF (SELECT count(*) FROM sg_old) <> (SELECT count(*) FROM sg_new) THEN
             RAISE EXCEPTION 'rows of `%.%` got lost on their way to another partition', TG_TABLE_SCHEMA,
                 TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'change the rows one partition at a time';
@@ -164,54 +184,6 @@ _PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key,
                  CASE WHEN (SELECT count(*) <= {few} FROM sg_new) THEN hashtextextended(({row}.*)::text, 0) END AS hash
           FROM sg_new {row}) n USING (i)
     WHERE {which}""")
-
-_ROW = sql.SQL("""
-DECLARE  -- version {version}
-    change bigint := nextval('sqlguard.change_set_id_seq');
-    shape bigint := sqlguard.shape_key({oid}::regclass);
-    operation text := lower(TG_OP);
-    nested boolean := false;
-    old_key text[];
-    new_key text[];
-    before text;
-    after bigint;
-BEGIN
-    IF TG_OP <> 'INSERT' THEN
-        old_key := {old_key};
-        before := (OLD.*)::text;
-    END IF;
-    IF TG_OP <> 'DELETE' THEN
-        new_key := {new_key};
-        after := hashtextextended((NEW.*)::text, 0);
-    END IF;{soft}
-    IF operation = 'update' AND new_key IS DISTINCT FROM old_key THEN
-        operation := 'rekey';
-    END IF;
-    INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before, after)
-        VALUES (change, coalesce(old_key, new_key), CASE operation WHEN 'rekey' THEN new_key END, before,
-                CASE WHEN operation <> 'soft_delete' THEN after END);
-    PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, operation, 1,
-                                 {columns}, shape, nested);
-    IF operation = 'soft_delete' AND NOT nested AND sqlguard.is_referenced(TG_RELID) THEN
-        PERFORM sqlguard.cascade(change);
-    END IF;
-    RETURN NULL;
-END
-""")
-
-_ROW_SOFT = sql.SQL("""
-    IF TG_OP = 'INSERT' AND (NEW.deleted_at IS NOT NULL OR NEW.deleted_by_agent IS NOT NULL) THEN
-        RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
-            TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'leave them out of the INSERT';
-    ELSIF TG_OP = 'UPDATE' AND OLD.deleted_at IS NULL AND NEW.deleted_at = statement_timestamp() THEN
-        IF NEW.deleted_by_agent IS DISTINCT FROM sqlguard.agent() THEN
-            RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
-                TG_TABLE_SCHEMA, TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'use DELETE to delete rows';
-        END IF;
-        operation := 'soft_delete';
-        nested := EXISTS (SELECT FROM sqlguard.cascade_run c WHERE c.txid = pg_current_xact_id());
-        {image}
-    END IF;""")
 
 
 def function_name(relation: Relation, prefix: str = "capture") -> str:
@@ -233,23 +205,28 @@ def capture_body(
         "root": sql.SQL("{}::oid").format(sql.Literal(root.oid)),
         "columns": sql.SQL("{}::text[]").format(sql.Literal(keys or None)),
     }
-    make = _row_body if facts.inherits(root) else _statement_body
-    return make(conn, parts, keys, soft=mode == "soft", shape=shape)
+    if facts.inherits(root):
+        return _row_body(conn, parts, keys, soft=mode == "soft", shape=shape)
+    partitioned = relation.kind == "p"
+    return _statement_body(conn, parts, keys, soft=mode == "soft", shape=shape, partitioned=partitioned)
 
 
-def _statement_body(
+def _statement_body(  # noqa: PLR0913 (what a relation is)
     conn: psycopg.Connection[Any],
     parts: dict[str, sql.Composable],
     keys: Sequence[str],
     *,
     soft: bool,
     shape: int,
+    partitioned: bool,
 ) -> str:
     parts = parts | {
         "row": ROW,
         "key": _key(keys, ROW),
         "shape": sql.Literal(shape),
-        "plain": sql.SQL(", ").join(sql.SQL("{}.{}").format(ROW, sql.Identifier(k)) for k in keys),
+        "plain": sql.SQL(", ").join(_columns(keys, ROW)),
+        "whole_key": _whole(keys, ROW),
+        "many": sql.Literal(MANY),
     }
     # In parentheses and with a star, because a column may be called `text`.
     image = sql.SQL("({}.*)::text").format(ROW)
@@ -268,52 +245,45 @@ def _statement_body(
         insert_check=_INSERT_CHECK if soft else nothing,
         delete_check=walls_unkept.DELETE.format(oid=parts["oid"]),
         update_check=walls_unkept.update_check(parts["oid"], ROW, parts["key"] if keys else image),
-        soft=_SOFT.format(**parts, **more) if soft else nothing,
-        pairs=_PAIRS.format(**parts, **more) if keys else nothing,
+        soft=_SOFT.format(**parts, **more) if soft else _COUNT,
+        one=_one(parts, keys) if keys and not partitioned else nothing,
+        # A row that went to another partition may be missing among the new ones.
+        pairs=_PAIRS.format(**parts, **more) if keys else _COUNT_OLD,
     ).as_string(conn)
 
 
 def _keep(parts: dict[str, sql.Composable], operation: str, image: sql.Composable) -> sql.Composed:
-    source = sql.SQL("sg_new" if operation == "insert" else "sg_old")
-    soft = operation == "soft_delete"
-    return _KEEP.format(
+    kinds = {"insert": _ROWS_MADE, "update": _ROWS_CHANGED}
+    rows = kinds.get(operation, _ROWS).format(
         **parts,
-        operation=sql.Literal(operation),
-        after=sql.SQL(", after" if operation in ("insert", "update") else ""),
-        rows=_rows(
-            parts,
-            operation,
-            source,
-            image,
-            total=sql.SQL("(SELECT n.rows FROM n)"),
-            when=sql.SQL("(SELECT shape = {} AND n.rows <= it.remaining FROM it, n)").format(parts["shape"]),
-        ),
-        rows_again=_rows(parts, operation, source, image, total=sql.SQL("total"), when=sql.SQL("true")),
-        # A soft delete has been counted by then, and may be part of another one's cascade.
-        count=sql.SQL("total") if soft else sql.SQL("(SELECT count(*) FROM {})").format(source),
-        nested=sql.SQL("nested" if soft else "false"),
+        source=sql.SQL("sg_old"),
+        image=image,
+        few=sql.Literal(HASHED),
+        whole=sql.SQL("({}.*)::text").format(ROW),
+    )
+    return _judged(parts, sql.Literal(operation), rows, nested=operation == "soft_delete")
+
+
+def _one(parts: dict[str, sql.Composable], keys: Sequence[str]) -> sql.Composed:
+    old, new = sql.SQL('"sg old"'), sql.SQL('"sg new"')
+    return _ONE.format(
+        old_key=_key(keys, old),
+        new_key=_key(keys, new),
+        old=_whole(keys, old),
+        new=_whole(keys, new),
+        keep=_judged(parts, sql.SQL("operation"), sql.SQL(""), nested=False),
     )
 
 
-def _rows(  # noqa: PLR0913 (what a set is, and two expressions for what is known of it)
-    parts: dict[str, sql.Composable],
-    operation: str,
-    source: sql.Composable,
-    image: sql.Composable,
-    *,
-    total: sql.Composable,
-    when: sql.Composable,
+def _judged(
+    parts: dict[str, sql.Composable], operation: sql.Composable, rows: sql.Composable, *, nested: bool
 ) -> sql.Composed:
-    """
-    Return the query for the rows of a set.
-
-    Old and new rows are brought together by their places in two arrays: a join would need a plan of its own.
-    A hash costs as much as an image, so large sets do without, and an undo says so.
-    """
-    kinds = {"insert": _ROWS_MADE, "update": _ROWS_CHANGED}
-    whole = sql.SQL("({}.*)::text").format(ROW)
-    return kinds.get(operation, _ROWS).format(
-        **parts, source=source, image=image, total=total, when=when, few=sql.Literal(HASHED), whole=whole
+    return _KEEP.format(
+        **parts,
+        operation=operation,
+        rows=rows,
+        # A soft delete may be part of another one's cascade.
+        nested=sql.SQL("nested" if nested else "false"),
     )
 
 
@@ -326,11 +296,11 @@ def _row_body(
     shape: int,
 ) -> str:
     image = sql.SQL("before := {};").format(_image(keys, sql.SQL("before"), shape))
-    return _ROW.format(
+    return walls_row.BODY.format(
         **parts,
         old_key=_key(keys, sql.SQL("OLD")),
         new_key=_key(keys, sql.SQL("NEW")),
-        soft=_ROW_SOFT.format(image=image) if soft else sql.SQL(""),
+        soft=walls_row.SOFT.format(image=image) if soft else sql.SQL(""),
     ).as_string(conn)
 
 
@@ -339,6 +309,16 @@ def _key(keys: Sequence[str], row: sql.Composable) -> sql.Composable:
         return sql.SQL("NULL::text[]")
     items = (sql.SQL("{}.{}::text").format(row, sql.Identifier(k)) for k in keys)
     return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(items))
+
+
+def _columns(keys: Sequence[str], row: sql.Composable) -> list[sql.Composed]:
+    return [sql.SQL("{}.{}").format(row, sql.Identifier(k)) for k in keys]
+
+
+def _whole(keys: Sequence[str], row: sql.Composable) -> sql.Composable:
+    """Return the key as one value."""
+    columns = _columns(keys, row)
+    return columns[0] if len(columns) == 1 else sql.SQL("ROW({})").format(sql.SQL(", ").join(columns))
 
 
 def _image(keys: Sequence[str], row: sql.Composable, shape: int) -> sql.Composable:

@@ -30,6 +30,18 @@ TASK_SESSION = sql.SQL("session_user OPERATOR(pg_catalog.~~) {}").format(
 STAMP = "zz_sqlguard_stamp"
 
 
+_SMUGGLING = sql.SQL("""
+BEGIN
+    IF OLD.{at} IS NULL AND NOT record_image_eq(ROW({new}), ROW({old})) THEN
+        RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
+            TG_TABLE_SCHEMA, TG_TABLE_NAME
+            USING ERRCODE = 'SG002', HINT = 'use DELETE to delete rows; ask the operator to restore them';
+    END IF;
+    RETURN NULL;
+END
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A trigger to have; `constraint` ones can't be replaced, only dropped and made again."""
@@ -135,6 +147,9 @@ def wanted_functions(
     if mode is not None:
         body = capture_body(conn, facts, relation, mode=mode, shape=shape)
         found.append(Function(function_name(relation), body, PINNED))
+    if mode == "soft" and not relation.is_partition and _others(relation):
+        body = _smuggling_body(relation).as_string(conn)
+        found.append(_row_function(function_name(relation, "smuggling"), body, relation))
     if mode == "soft" and kept_uniques(relation):
         body = held_body(relation).as_string(conn)
         found.append(Function(held_name(relation), body, asked_with=held_types(relation)))
@@ -142,9 +157,12 @@ def wanted_functions(
         parent = facts.relations.get(key.parent)
         if key.child == relation.oid and parent and modes.get(facts.root(parent).oid) == "soft":
             body = live_parent_body(key, relation, parent, soft=mode == "soft").as_string(conn)
-            partitioned = relation.oid if relation.kind == "p" else None
-            found.append(Function(_key_name(key, relation), body, cloned_on=partitioned))
+            found.append(_row_function(_key_name(key, relation), body, relation))
     return found
+
+
+def _row_function(name: str, body: str, relation: Relation) -> Function:
+    return Function(name, body, cloned_on=relation.oid if relation.kind == "p" else None)
 
 
 def trigger_changes(
@@ -232,7 +250,8 @@ def _bookkeeping(facts: Facts, relation: Relation) -> Iterator[Wanted]:
     AFTER, with lists of columns, and with everything in WHEN: a right soft delete calls no function per row, and an
     update that does not name these columns pays next to nothing. (A BEFORE ROW trigger would lock each row first:
     18 % of a bulk UPDATE.) Only a statement that names other columns too can smuggle a change into a soft delete,
-    so the comparison of whole rows, 12 % of a bulk delete, is a trigger of its own that others never reach.
+    so the comparison of whole rows, 12 % of a bulk delete, is a trigger of its own that others never reach. Its
+    function makes it, not its WHEN: PostgreSQL reads a WHEN anew in every statement, the owner's as well.
     """
     if relation.is_partition:
         return  # row triggers of a partitioned table are cloned
@@ -259,27 +278,31 @@ def _bookkeeping(facts: Facts, relation: Relation) -> Iterator[Wanted]:
 
 
 def _smuggling(relation: Relation) -> Iterator[Wanted]:
-    others = [
+    others = _others(relation)
+    if others:
+        yield _trigger(
+            relation,
+            "sqlguard_smuggling",
+            "AFTER UPDATE | FOR EACH ROW",
+            columns=others,
+            when=sql.SQL("NEW.{} IS NOT NULL AND {}").format(sql.Identifier(DELETED_AT), TASK_SESSION),
+            function=function_name(relation, "smuggling"),
+        )
+
+
+def _others(relation: Relation) -> list[str]:
+    """Return the columns that a soft delete must leave alone."""
+    return [
         c.name for c in relation.columns if c.name not in (DELETED_AT, DELETED_BY_AGENT) and not c.generated
     ]
-    if not others:
-        return
-    when = sql.SQL(
-        "NEW.{at} IS NOT NULL AND OLD.{at} IS NULL AND {task}"
-        " AND NOT pg_catalog.record_image_eq(ROW({new}), ROW({old}))"
-    ).format(
+
+
+def _smuggling_body(relation: Relation) -> sql.Composed:
+    others = _others(relation)
+    return _SMUGGLING.format(
         at=sql.Identifier(DELETED_AT),
-        task=TASK_SESSION,
         new=sql.SQL(", ").join(sql.SQL("NEW.{}").format(sql.Identifier(n)) for n in others),
         old=sql.SQL(", ").join(sql.SQL("OLD.{}").format(sql.Identifier(n)) for n in others),
-    )
-    yield _trigger(
-        relation,
-        "sqlguard_smuggling",
-        "AFTER UPDATE | FOR EACH ROW",
-        columns=others,
-        when=when,
-        function="refuse_stamp",
     )
 
 
