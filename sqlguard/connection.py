@@ -118,10 +118,12 @@ class GuardedConnection:
         idempotency_key: str | None = None,
         step: str | None = None,
         dry_run: bool = False,
+        max_rows: int | None = None,
     ) -> Outcome:
         """
         Judge *sql* (one statement, psycopg placeholders) and carry it out; `dry_run` rolls it back again.
 
+        Of what a read shows only *max_rows* are kept, one at a time; `rowcount` has how many there were.
         Raises the errors of `sqlguard.errors` when it is not let through, psycopg's when PostgreSQL fails.
         """
         text, values = number_placeholders(sql, params)
@@ -137,7 +139,7 @@ class GuardedConnection:
             raise psycopg.ProgrammingError("parameters go with one statement, not with several")
         outcome = Outcome(verdict="allow")
         for decision in decisions:
-            outcome = self._one(decision, values, said, dry_run=dry_run)
+            outcome = self._one(decision, values, said, dry_run=dry_run, most=max_rows)
         return outcome
 
     def preview(self, sql: str, params: Params = None, **said: Any) -> Outcome:
@@ -204,12 +206,18 @@ class GuardedConnection:
         self.close()
 
     def _one(
-        self, decision: Decision, values: list[Any] | None, said: Annotation, *, dry_run: bool
+        self,
+        decision: Decision,
+        values: list[Any] | None,
+        said: Annotation,
+        *,
+        dry_run: bool,
+        most: int | None,
     ) -> Outcome:
         in_block = self._executor.in_transaction
         with journal.translated():  # what the table walls raise is of our tree too
             try:
-                outcome = self._executor.run(decision, values, said, dry_run=dry_run)
+                outcome = self._executor.run(decision, values, said, dry_run=dry_run, most=most)
             except (ApprovalRequired, Drift):
                 if not self._executor.in_transaction:
                     for action in self._open_actions:

@@ -62,6 +62,11 @@ class Decision:
         return self.allowed and not self.verdict.gates
 
     @property
+    def may_take_approval(self) -> bool:
+        """Whether it may have to write down, in its own transaction, that it has taken one."""
+        return not (self.is_write or self.is_settled)
+
+    @property
     def can_be_planned(self) -> bool:
         """Whether a person may let it pass after all."""
         if self.kind is Kind.COPY_IN:
@@ -105,6 +110,8 @@ class Outcome:
     plan: int | None = None
     #: What a preview found besides `affected`: samples, shares, locks, sequences …
     report: Mapping[str, Any] | None = None
+    #: There are more rows than `rowcount` says: the counting was stopped.
+    has_more: bool = False
     #: The action whose stored answer this is: nothing was done now.
     repeats: int | None = None
 

@@ -73,7 +73,10 @@ class TableDescription(_Answer):
 class Rows(_Answer):
     columns: list[str] = []
     rows: list[list[JsonValue]] = []
-    total_rows: int = Field(0, description="how many rows there were before anything was cut")
+    total_rows: int = Field(
+        0,
+        description="how many rows there were before anything was cut; a query counts up to 100,000, see `note`",
+    )
     truncated: bool = Field(default=False, description="true: `rows` is not all of it, see `note`")
     note: str | None = None
 
@@ -110,6 +113,10 @@ class WriteResult(Preview):
     """What a write did."""
 
     committed: bool
+    repeats: int | None = Field(
+        None,
+        description="the action that did this before under the same idempotency key; nothing was done now",
+    )
 
 
 class PlannedStatement(_Answer):
@@ -121,7 +128,7 @@ class Ticket(_Answer):
     """A plan and what has become of it."""
 
     plan: int
-    state: Literal["open", "approved", "rejected", "expired", "committed"]
+    state: Literal["open", "approved", "rejected", "expired", "superseded", "committed"]
     approvals_needed: int
     approved_by: list[str]
     rejected_because: str | None

@@ -42,8 +42,8 @@ def query(db: GuardedConnection, sql: str, params: Sequence[JsonValue], most: in
             hint="use the tool `write` for changes; every call is a transaction of its own, so locks, settings,"
             " cursors and BEGIN mean nothing here",
         )
-    outcome = db.execute(_text(sql, params), _params(params))
-    shown = cut(outcome.rows, most)
+    outcome = db.execute(_text(sql, params), _params(params), max_rows=most)
+    shown = cut(outcome.rows, most, outcome.rowcount, has_more=outcome.has_more)
     return QueryResult(tag=outcome.tag, columns=list(outcome.columns), **_rows(shown))
 
 
@@ -70,7 +70,7 @@ def write(  # noqa: PLR0913 (what an agent says about a write)
         confidence=confidence,
         idempotency_key=idempotency_key,
     )
-    return WriteResult(committed=outcome.committed, **_done(outcome))
+    return WriteResult(committed=outcome.committed, repeats=outcome.repeats, **_done(outcome))
 
 
 def commit_plan(db: GuardedConnection, plan: int) -> WriteResult:
@@ -169,12 +169,12 @@ def _params(params: Sequence[JsonValue]) -> list[Any] | None:
     return [json.dumps(p) if isinstance(p, dict) else p for p in params] or None
 
 
-def _rows(shown: Cut) -> dict[str, Any]:
+def _rows(shown: Cut, notices: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "rows": shown.rows,
         "total_rows": shown.total,
         "truncated": shown.truncated,
-        "note": shown.note,
+        "note": "; ".join([*notices, *filter(None, [shown.note])]) or None,
     }
 
 
@@ -192,5 +192,5 @@ def _done(outcome: Outcome) -> dict[str, Any]:
         "plan": outcome.plan,
         "report": None if outcome.report is None else _report(with_differences(outcome.report)),
         "columns": list(outcome.columns),
-        **_rows(cut(outcome.rows, RETURNED)),
+        **_rows(cut(outcome.rows, RETURNED), outcome.notices),
     }

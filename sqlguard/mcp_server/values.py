@@ -70,8 +70,13 @@ class Cut:
         return self.note is not None
 
 
-def cut(rows: Sequence[Sequence[Any]], most: int) -> Cut:
-    """Return at most *most* of *rows* as JSON, fewer when they are long; the note says what was left out."""
+def cut(rows: Sequence[Sequence[Any]], most: int, total: int | None = None, *, has_more: bool = False) -> Cut:
+    """
+    Return at most *most* of *rows* as JSON, fewer when they are long; the note says what was left out.
+
+    *total* is how many there were, or where *has_more* were counted, if that is not just *rows*.
+    """
+    total = len(rows) if total is None else total
     kept: list[list[JsonValue]] = []
     length = 0
     shortened = 0
@@ -85,14 +90,15 @@ def cut(rows: Sequence[Sequence[Any]], most: int) -> Cut:
         if kept and length > LONGEST_RESULT:
             break
         kept.append(values)
-    return Cut(kept, len(rows), _note(len(kept), len(rows), shortened))
+    return Cut(kept, total, _note(len(kept), total, shortened, has_more=has_more))
 
 
-def _note(kept: int, total: int, shortened: int) -> str | None:
+def _note(kept: int, total: int, shortened: int, *, has_more: bool) -> str | None:
     notes = []
     if kept < total:
+        of = f"more than {total:,}" if has_more else f"{total:,}"
         notes.append(
-            f"CUT: these are the first {kept:,} of {total:,} rows; narrow the WHERE, aggregate, or page with LIMIT"
+            f"CUT: these are the first {kept:,} of {of} rows; narrow the WHERE, aggregate, or page with LIMIT"
         )
     if shortened:
         notes.append(f"CUT: {shortened:,} long values are shortened, each marked with its length")

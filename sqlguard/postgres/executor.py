@@ -21,6 +21,7 @@ from sqlguard.budget import ResultLimits
 from sqlguard.errors import ApprovalRequired, Drift, SqlguardError
 from sqlguard.journal import Intent
 from sqlguard.plan import (
+    PLANNED_READS,
     Decision,
     Draft,
     Outcome,
@@ -36,7 +37,7 @@ from sqlguard.postgres import idempotency, plans
 from sqlguard.postgres.placeholders import Params as Params
 from sqlguard.postgres.placeholders import number_placeholders as number_placeholders
 from sqlguard.postgres.plan_run import Planner, can_be_approved
-from sqlguard.postgres.result_limits import keep_to
+from sqlguard.postgres.result_limits import first_rows, keep_to
 from sqlguard.statement.model import Kind
 
 _SAVEPOINT = sql.Identifier("sqlguard_preview")
@@ -49,6 +50,7 @@ class _Run:
     intent: Intent
     action: int
     dry_run: bool
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,22 @@ class Executor:
         annotation: Annotation,
         *,
         dry_run: bool = False,
+        most: int | None = None,
     ) -> Outcome:
-        """Carry out *decision*; raises psycopg's errors untouched, ApprovalRequired or Drift where it is stopped."""
+        """
+        Carry out *decision*; of what a read shows keep *most* rows and count the others.
+
+        Raises psycopg's errors untouched, ApprovalRequired or Drift where it is stopped.
+        """
         ruling = self.planner.ruling(decision, annotation.confidence)
         if not decision.is_write and ruling is not None and ruling.effect is Effect.ALLOW:
-            return self._followed(decision, params)
+            return self._followed(decision, params, most)
         intent = gate.intent(decision, params, annotation, via="preview" if dry_run else "connection")
         action = self.record(intent)
         try:
             if ruling is not None and ruling.effect is Effect.REFUSE:
                 raise refused(ruling)
-            run = _Run(decision, params, intent, action, dry_run=dry_run)
+            run = _Run(decision, params, intent, action, dry_run, most)
             outcome, details = self._write(run, ruling) if decision.is_write else self._read(run, ruling)
         except (ApprovalRequired, Drift):
             raise  # the journal says `planned`
@@ -111,12 +118,12 @@ class Executor:
 
     # --- what needs no weighing
 
-    def _followed(self, decision: Decision, params: list[Any] | None) -> Outcome:
+    def _followed(self, decision: Decision, params: list[Any] | None, most: int | None) -> Outcome:
         """Carry out what changes no rows, and follow what it means for a block that is staged."""
         stage = self.stage
         if stage is not None and decision.kind is Kind.COMMIT and stage.steps:
             return self._commit_stage(decision, stage)
-        outcome = self._plain(decision, params)
+        outcome = self._plain(decision, params, most)
         if decision.kind is Kind.BEGIN and self.planner.plan_only and stage is None:
             self.stage = Stage()
         elif stage is not None:
@@ -125,15 +132,19 @@ class Executor:
             self.stage = None
         return outcome
 
-    def _plain(self, decision: Decision, params: list[Any] | None) -> Outcome:
+    def _plain(self, decision: Decision, params: list[Any] | None, most: int | None = None) -> Outcome:
         text = gate.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
         if decision.needs_read_write and not self.in_transaction:
             with self.connection.transaction():
                 self.connection.execute("SET TRANSACTION READ WRITE")
-                return self._answer(decision, text, params)
-        return self._answer(decision, text, params)
+                return self._answer(decision, text, params, most)
+        return self._answer(decision, text, params, most)
 
-    def _answer(self, decision: Decision, text: str, params: list[Any] | None) -> Outcome:
+    def _answer(
+        self, decision: Decision, text: str, params: list[Any] | None, most: int | None = None
+    ) -> Outcome:
+        if most is not None and not decision.is_write and decision.kind in PLANNED_READS:
+            return first_rows(self.connection, decision, text, params, most=most, limits=self.limits)
         with self._cursor() as cursor:
             cursor.execute(text, params)
             keep_to(self.limits, cursor)
@@ -257,7 +268,7 @@ class Executor:
             if end.found is None:
                 if own:
                     self.connection.execute("SET TRANSACTION READ ONLY")
-                outcome = self._answer(run.decision, run.decision.text, run.params)
+                outcome = self._answer(run.decision, run.decision.text, run.params, run.most)
         except BaseException:
             if own:
                 self.connection.execute("ROLLBACK")

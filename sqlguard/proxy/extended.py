@@ -189,7 +189,7 @@ class Extended(Steps):
             self._send(raw, Expect(Reply.PARSE))
             return True
         decision = decisions[0] if decisions else _EMPTY
-        if decision.needs_read_write and not self._writable:
+        if (decision.needs_read_write or decision.may_take_approval) and not self._writable:
             return False
         self._prepare(parse, raw, decision)
         return True

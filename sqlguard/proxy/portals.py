@@ -12,7 +12,7 @@ from sqlguard.wire.messages import Bind
 @dataclass(slots=True, eq=False)
 class Portal:
     decision: Decision
-    #: What the journal needs of a write.
+    #: What the journal and plans need of a write, and of a read that a person has to let pass.
     bind: Bind | None = None
     is_fast: bool = False
     #: Set by the first Execute; a suspended portal is not journaled twice.
@@ -53,7 +53,7 @@ class Prepared:
         #: Of the parameters, as far as the client has said.
         self.types = types
         self.gate = gate
-        self.needs_read_write = decision.needs_read_write
+        self.needs_read_write = decision.needs_read_write or decision.may_take_approval
         self.is_write = decision.is_write
         #: Its Execute needs no waiting.
         self.is_fast = (
@@ -69,7 +69,9 @@ class Prepared:
 
     def bound(self, bind: bytes) -> Portal:
         """Return the portal that *bind*, the body of a Bind, makes."""
-        return Portal(self.decision, Bind.decode(bind), types=self.types) if self.is_write else self.portal
+        if self.is_write or self.decision.may_take_approval:
+            return Portal(self.decision, Bind.decode(bind), types=self.types)
+        return self.portal
 
 
 def _shown(value: bytes, encoding: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sqlguard import gate as gates
-from sqlguard.errors import ApprovalRequired, Refused, SqlguardError
-from sqlguard.plan import Decision, refused
+from sqlguard.errors import Refused, SqlguardError
+from sqlguard.plan import Decision, Stage, refused
 from sqlguard.policy.late import Ruling, wants_share
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
@@ -237,21 +237,31 @@ class Steps(ABC):
         return None if weighed.goes_on else await session.plans.stopped(weighed)
 
     async def _may_read(self, portal: Portal) -> bool:
-        """Take the approval of a read that needs one; False if it has none, and the client has been told."""
+        """
+        Take the approval of a read that needs one; False if it has none, and the client has been told.
+
+        Nothing of it is run before that: its rows would be shown.
+        """
         session, decision = self._session, portal.decision
-        ruling = None if decision.is_settled else session.plans.ruling(decision)
-        if ruling is None or ruling.effect <= Effect.REWRITE:
-            return True
-        if ruling.effect is Effect.REFUSE:
+        is_new = decision.may_take_approval and portal.action is None and session.books.status != b"E"
+        ruling = session.plans.ruling(decision) if is_new else None
+        if ruling is not None and ruling.effect is Effect.REFUSE:
             self.refuse_execute(refused(ruling))
             return False
-        self.refuse_execute(
-            ApprovalRequired(
-                f"this needs an approval: {'; '.join(ruling.reasons)}",
-                hint="send it by the simple protocol, without parameters: then it becomes a plan that can be approved",
-            )
-        )
-        return False
+        if ruling is not None and ruling.effect is Effect.APPROVE:
+            has_written = bool(self._actions)
+            if not await self._journal(portal):
+                return False
+            stage = Stage([session.plans.step(decision, portal.action or 0, portal)], [decision], [ruling])
+            weighed = await session.plans.redeem(session.plans.draft(stage), portal.action, ask_inside)
+            if not weighed.goes_on:
+                self.refuse_execute(await session.plans.stopped(weighed))
+                return False
+            if not session.in_block and not has_written:
+                # It was opened for writing to take the approval, and is a read's from here on.
+                own.send(session, "SET transaction_read_only = on")
+                self._writable = False
+        return True
 
     def refuse_execute(self, fault: SqlguardError) -> None:
         """Answer an Execute with *fault*."""

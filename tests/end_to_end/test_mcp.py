@@ -178,7 +178,9 @@ async def test_every_tool_and_resource(world: World, kind: str) -> None:
         said = {"reason": "ticket 731", "confidence": 0.9, "idempotency_key": f"731-{kind}"}
         done = await call("write", sql=sql, params=[42], **said)
         assert (done["affected"], done["rows"]) == (seen["affected"], [["Customer 42"]])
-        assert (await call("write", sql=sql, params=[42], **said))["rows"] == [["Customer 42"]]
+        again = await call("write", sql=sql, params=[42], **said)
+        assert (again["rows"], again["affected"], again["repeats"]) == ([["Customer 42"]], [], done["action"])
+        assert again["note"].startswith(f"a repeat: action {done['action']} did this already")
         assert world.value("SELECT reason FROM sqlguard.action WHERE id = %s", done["action"]) == "ticket 731"
         assert (await call("undo", action=done["action"], preview=True))["rows"] == 15
         assert (await call("undo"))["rows"] == 15

@@ -87,6 +87,26 @@ def test_stopped_approved_and_done(shop: Shop, run: Any) -> None:
     assert verify(shop.owner).ok
 
 
+def test_a_read_is_run_when_it_is_approved(shop: Shop, run: Any) -> None:
+    agent = shop.agent()
+    text = f"SELECT count(*) FROM generate_series(1, (SELECT max(id) FROM customers)) n WHERE n <= %s {SURE}"
+    plan = stopped(run, agent, text, 5)
+    assert stopped(run, agent, text, 5) == plan
+    assert stopped(run, agent, text, 6) != plan
+    shop.approve(plan)
+    assert run(agent, text, 5).fetchone() == (5,)
+    assert plans.show(shop.owner, plan).state == "committed"
+    fresh = stopped(run, agent, text, 5)
+    assert fresh != plan
+    shop.approve(fresh)
+    # In a batch with a write behind it.
+    with agent.pipeline():
+        read, write = run(agent, text, 5), run(agent, f"UPDATE customers SET name = 'x' WHERE id = 3 {SURE}")
+        assert (read.fetchone(), write.statusmessage) == ((5,), "UPDATE 1")
+    assert shop.value("SELECT name FROM customers WHERE id = 3") == "x"
+    assert verify(shop.owner).ok
+
+
 def test_a_row_of_it_has_changed(shop: Shop, run: Any) -> None:
     agent = shop.agent()
     plan = stopped(run, agent, DELETE, 1)
