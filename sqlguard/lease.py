@@ -49,6 +49,10 @@ def valid_until(expires_at: datetime) -> datetime:
     return expires_at + LOGIN_GRACE
 
 
+#: What has to hold for a text to mean to PostgreSQL what it means to the guard, whatever the database has set.
+MEANING = (("standard_conforming_strings", "on"), ("transform_null_equals", "off"))
+
+
 def settings(
     search_path: Sequence[str],
     statement_timeout: timedelta | None,
@@ -58,7 +62,8 @@ def settings(
     """
     Return what a lease's sessions start with, as name and values; None leaves the server's own value.
 
-    A session can change all of these: they help, and no wall depends on them.
+    A session can change all of these: they help, and no wall depends on them. (But for `MEANING`, which the guard
+    lets no session change.)
     """
     times = {
         "statement_timeout": statement_timeout,
@@ -66,8 +71,18 @@ def settings(
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
     found: list[tuple[str, tuple[str, ...]]] = [("search_path", tuple(search_path))] if search_path else []
+    found += [(name, (value,)) for name, value in MEANING]
     found += [(name, (milliseconds(value),)) for name, value in times.items() if value is not None]
     return tuple(found)
+
+
+def path_text(search_path: Sequence[str]) -> str:
+    """Return a search_path as one value, quoted where it must be."""
+    plain = frozenset("abcdefghijklmnopqrstuvwxyz_0123456789")
+    return ", ".join(
+        name if name and plain.issuperset(name) else '"' + name.replace('"', '""') + '"'
+        for name in search_path
+    )
 
 
 def milliseconds(value: timedelta) -> str:

@@ -14,8 +14,8 @@ from sqlguard import gate as gates
 from sqlguard.errors import NotUnderstood
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
-from sqlguard.proxy import again, own
-from sqlguard.proxy.names import LONGEST_NAME, Names
+from sqlguard.proxy import again
+from sqlguard.proxy.names import Names, misleading
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
@@ -277,19 +277,8 @@ class Extended(Steps):
         return name.decode(self._session.encoding, "replace")
 
     def _is_misleading(self, kind: int, name: bytes) -> bool:
-        """
-        Refuse a name that is another one to PostgreSQL than it is here.
-
-        One that it would cut, so that two that differ only behind its end are one to it; one in letters that another
-        client_encoding writes with other bytes; and the name of our own statements.
-        """
-        fault = None
-        if len(self._text(name).encode()) > LONGEST_NAME:
-            fault = "the name has more than 63 bytes"
-        elif not name.isascii() and self._session.encoding != "utf-8":
-            fault = "a name with other letters than ASCII needs client_encoding UTF8"
-        elif name == own.NAME:
-            fault = "the name is taken"
+        """Refuse a name that is another one to PostgreSQL than it is here."""
+        fault = misleading(name, self._session.encoding)
         if fault is not None:
             self._refuse(kind, self._session.error(NotUnderstood(fault, hint="use another name")))
         return fault is not None

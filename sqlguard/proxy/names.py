@@ -13,6 +13,22 @@ from sqlguard.wire.replies import Expect
 T = TypeVar("T")
 #: NAMEDATALEN - 1: PostgreSQL looks at no more bytes of a statement's or a portal's name.
 LONGEST_NAME = 63
+#: Of our own statements and portals.
+OWN = b"sqlguard own"
+
+
+def misleading(name: bytes, encoding: str) -> str | None:
+    """
+    Return why a client may not use *name*, None if it may.
+
+    Two names that PostgreSQL would cut to the same are one to it; letters are other bytes in another
+    client_encoding; and what an error has left prepared under our own name is not the client's to run.
+    """
+    if len(name.decode(encoding, "replace").encode()) > LONGEST_NAME:
+        return "the name has more than 63 bytes"
+    if not name.isascii() and encoding != "utf-8":
+        return "a name with other letters than ASCII needs client_encoding UTF8"
+    return "the name is taken" if name == OWN else None
 
 
 class Names(Generic[T]):

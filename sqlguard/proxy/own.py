@@ -7,14 +7,14 @@ replies are taken out. What an error left behind is closed before the name is us
 
 from typing import TYPE_CHECKING
 
+from sqlguard.proxy.names import OWN
 from sqlguard.wire.messages import Bind, Close, Execute, Parse, Sync
 from sqlguard.wire.replies import Expect, Part, Reply
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-NAME = b"sqlguard own"
-_CLOSE = Close(is_portal=False, name=NAME).encode() + Close(is_portal=True, name=NAME).encode()
+_CLOSE = Close(is_portal=False, name=OWN).encode() + Close(is_portal=True, name=OWN).encode()
 _BEFORE = (Reply.CLOSE, Reply.CLOSE, Reply.PARSE, Reply.BIND)
 _BEHIND = (Reply.CLOSE, Reply.CLOSE)
 
@@ -27,8 +27,8 @@ def send(session: "AgentSession", text: str, *values: str | None, execute: Expec
     """
     encoding = session.encoding
     raw = tuple(None if value is None else value.encode(encoding) for value in values)
-    bind = Bind(NAME, NAME, values=raw)
-    return _send(session, Parse(NAME, text.encode(encoding)), bind, execute)
+    bind = Bind(OWN, OWN, values=raw)
+    return _send(session, Parse(OWN, text.encode(encoding)), bind, execute)
 
 
 async def ask(session: "AgentSession", text: str, *values: str | None) -> Expect:
@@ -54,8 +54,8 @@ def convert(
 ) -> Expect:
     """Have the server turn *values* of *types* into the *wanted* formats: the row is captured."""
     text = "SELECT " + ", ".join(f"${n}" for n in range(1, len(types) + 1))
-    bind = Bind(NAME, NAME, formats, values, wanted)
-    return _send(session, Parse(NAME, text.encode("ascii"), types), bind, None)
+    bind = Bind(OWN, OWN, formats, values, wanted)
+    return _send(session, Parse(OWN, text.encode("ascii"), types), bind, None)
 
 
 def _send(session: "AgentSession", parse: Parse, bind: Bind, execute: Expect | None) -> Expect:
@@ -65,5 +65,5 @@ def _send(session: "AgentSession", parse: Parse, bind: Bind, execute: Expect | N
     session.books.expect(expect)
     for reply in _BEHIND:
         session.books.expect(Expect(reply, swallow=True))
-    session.server.write(_CLOSE + parse.encode() + bind.encode() + Execute(NAME).encode() + _CLOSE)
+    session.server.write(_CLOSE + parse.encode() + bind.encode() + Execute(OWN).encode() + _CLOSE)
     return expect

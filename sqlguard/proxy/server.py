@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from sqlguard import lease
 from sqlguard import settings as configuration
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError, TaskEnded
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
@@ -259,8 +260,11 @@ class Server:
             (b"user", request.user),
             (b"database", request.database),
             *request.parameters,
-            # As a start-up parameter it is also what RESET and DISCARD ALL go back to.
+            # Start-up parameters are also what RESET and DISCARD ALL go back to, whatever the role or the database
+            # has set.
             (b"default_transaction_read_only", b"on"),
+            *((name.encode(), value.encode()) for name, value in lease.MEANING),
+            (b"search_path", lease.path_text(welcome.login.policy.defaults.search_path).encode()),
         )
         backend = await self._harbour.place(
             lambda: log_in(self._address, parameters, welcome.protocol, welcome.keys)

@@ -154,3 +154,34 @@ def test_the_guard_s_own_name_is_taken(agent: Agent) -> None:
         assert _say(client, [Parse(name, _READ), Sync()]) == "EZ"
         assert _say(client, [Parse(b"", _READ), Bind(name, b""), Sync()]) == "1EZ"
         assert _say(client, [Query(b'PREPARE "sqlguard own" AS SELECT 1')]) == "EZ"
+
+
+@pytest.mark.parametrize("whose", ["database", "role"])
+def test_what_a_text_means_is_not_the_database_s_to_say(whose: str, wired_world: Wired, agent: Agent) -> None:
+    """Where a backslash escapes a quote, a text that is one string to the guard is a write to PostgreSQL."""
+    world, name = wired_world, agent.task.role if whose == "role" else wired_world.database.name
+    settings = {
+        "standard_conforming_strings": "off",
+        "transform_null_equals": "on",
+        "search_path": "pg_catalog",
+    }
+    for setting, value in settings.items():
+        world.database.execute(f'ALTER {whose} "{name}" SET {setting} = {value}')
+    try:
+        with agent.connect() as conn:
+            conn.execute("BEGIN")
+            hidden = rb"SELECT 'a\' AS p, '; UPDATE orders SET note = $$unseen$$ WHERE id = 5 --' AS q"
+            assert conn.execute(hidden).fetchone() == (
+                "a\\",
+                "; UPDATE orders SET note = $$unseen$$ WHERE id = 5 --",
+            )
+            conn.execute("COMMIT")
+            for reset in ("SELECT 1", "RESET ALL", "DISCARD ALL", "RESET standard_conforming_strings"):
+                conn.execute(reset.encode())
+                assert conn.execute(r"SELECT 'a\'").fetchone() == ("a\\",)
+                assert conn.execute("SELECT 1 WHERE NULL = NULL").fetchone() is None
+                assert conn.execute("SHOW search_path").fetchone() == ("public",)
+    finally:
+        for setting in settings:
+            world.database.execute(f'ALTER {whose} "{name}" RESET {setting}')
+    _journaled(world, agent)

@@ -43,12 +43,18 @@ def test_a_role_can_log_in_a_little_longer_than_the_lease_and_no_more_than_two_s
 
 def test_settings_leave_out_what_the_policy_does_not_set() -> None:
     found = lease.settings(("app", "public"), timedelta(seconds=5), None, timedelta(minutes=5))
+    always = tuple((name, (value,)) for name, value in lease.MEANING)
     assert found == (
         ("search_path", ("app", "public")),
+        *always,
         ("statement_timeout", ("5000ms",)),
         ("idle_in_transaction_session_timeout", ("300000ms",)),
     )
-    assert lease.settings((), None, None, None) == ()
+    assert lease.settings((), None, None, None) == always
+
+
+def test_a_search_path_is_one_value() -> None:
+    assert lease.path_text(("app", "Größe", 'a"b', "")) == 'app, "Größe", "a""b", ""'
 
 
 def test_no_timeout_rounds_to_none_at_all() -> None:
