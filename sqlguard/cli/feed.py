@@ -61,6 +61,9 @@ def follow(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="A new feed begins with all there is.")
     ] = False,
+    approvals: Annotated[
+        bool, typer.Option("--approvals", help="Only plans that need an approval, and what people decided.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Deliver what is there, then end.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Forget the feed.")] = False,
     list_: Annotated[
@@ -73,11 +76,13 @@ def follow(
     Follow the journal as CloudEvents: JSON lines, or posted to a webhook. At least once, in each task's order.
 
     Example: sqlguard journal follow siem --webhook https://siem.example/events
+
+    Example: sqlguard journal follow approvers --approvals --webhook https://chat.example/hook
     """
     if webhook is not None and not webhook.startswith(("http://", "https://")):
         raise typer.BadParameter("--webhook is an http:// or https:// address")
     with operator(dsn) as conn:
-        feed = feeding.Feed(conn, name)
+        feed = feeding.Feed(conn, name, approvals=approvals)
         if list_:
             _list(conn, as_json=as_json)
         elif drop:

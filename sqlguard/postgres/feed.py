@@ -49,11 +49,20 @@ _ROWS = """
 """
 _ENTRIES = {
     "action": """
-        SELECT a.id, a.task_id, a.at, to_jsonb(a) - 'hash' - 'prev_hash' AS data, 'action' AS kind
+        SELECT a.id, a.task_id, a.at, to_jsonb(a) - 'hash' - 'prev_hash' AS data, 'action' AS kind,
+               false AS is_for_approvers
         FROM sqlguard.action a WHERE a.id > %(after)s OR a.id = ANY (%(gaps)s) ORDER BY a.id LIMIT %(limit)s""",
     "event": """
-        SELECT e.id, e.task_id, e.at, to_jsonb(e) - 'hash' - 'prev_hash' AS data, e.kind
-        FROM sqlguard.event e WHERE e.id > %(after)s OR e.id = ANY (%(gaps)s) ORDER BY e.id LIMIT %(limit)s""",
+        SELECT e.id, e.task_id, e.at, e.kind, p.reasons IS NOT NULL AND p.reasons <> '{}' AS is_for_approvers,
+               to_jsonb(e) - 'hash' - 'prev_hash' || CASE WHEN p.id IS NULL THEN '{}' ELSE (
+                   SELECT jsonb_build_object('plan', jsonb_object_agg(d.key, d.value))
+                   FROM jsonb_each(sqlguard.plan_document(p)) d WHERE d.key IN (
+                       'plan', 'state', 'agent', 'purpose', 'statements', 'reasons', 'affected', 'affected_rows',
+                       'unguarded', 'tier', 'classes', 'approvals_needed', 'approved_by', 'rejected_because',
+                       'drift_of', 'expires_at')) END AS data
+        FROM sqlguard.event e LEFT JOIN sqlguard.plan p
+            ON e.kind IN ('planned', 'approved', 'rejected', 'revoked') AND p.id = (e.detail ->> 'plan')::bigint
+        WHERE e.id > %(after)s OR e.id = ANY (%(gaps)s) ORDER BY e.id LIMIT %(limit)s""",
 }
 # Where a feed that begins now stands; numbers of the last thousand that are not there yet may still come.
 _NOW = {
@@ -114,11 +123,23 @@ class _Place:
 
 
 class Feed:
-    """One reader's place in the journal; two readers of one name wait for each other."""
+    """
+    One reader's place in the journal; two readers of one name wait for each other.
 
-    def __init__(self, conn: psycopg.Connection[Any], name: str, *, source: str | None = None) -> None:
+    With *approvals* it is told only of plans that need one, and of what people decided.
+    """
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        name: str,
+        *,
+        source: str | None = None,
+        approvals: bool = False,
+    ) -> None:
         self._conn = conn
         self._name = name
+        self._approvals = approvals
         self._source = source or f"sqlguard/{conn.info.dbname}"
 
     def create(self, *, from_start: bool = False) -> bool:
@@ -139,24 +160,25 @@ class Feed:
 
     def deliver(self, to: Callable[[list[dict[str, Any]]], None]) -> int:
         """
-        Hand what is new to *to* as CloudEvents, and note that it was; return how many there were.
+        Hand what is new to *to* as CloudEvents, and note that it was; return how many entries there were.
 
         What *to* raises leaves the place as it was. Raises NotConfigured when there is no such feed.
         """
         lock = [OWN_LOCKS, f"sqlguard feed {self._name}"]
         self._conn.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", lock)
         try:
-            found, places, row = self._read()
+            found, places, row, number = self._read()
             if found:
                 # Outside of any transaction: a receiver may take its time.
                 to(sorted(found, key=lambda e: e["time"]))
             self._save(places, row)
         finally:
             self._conn.execute("SELECT pg_advisory_unlock(%s, hashtext(%s))", lock)
-        return len(found)
+        return number
 
-    def _read(self) -> tuple[list[dict[str, Any]], dict[str, _Place], dict[str, Any]]:
+    def _read(self) -> tuple[list[dict[str, Any]], dict[str, _Place], dict[str, Any], int]:
         found: list[dict[str, Any]] = []
+        number = 0
         places: dict[str, _Place] = {}
         with self._conn.transaction(), self._conn.cursor(row_factory=dict_row) as cursor:
             row = cursor.execute("SELECT * FROM sqlguard.feed WHERE name = %s", [self._name]).fetchone()
@@ -173,8 +195,13 @@ class Feed:
                 given = {"after": place.position, "gaps": list(gaps), "limit": _BATCH}
                 entries = cursor.execute(query.encode(), given).fetchall()
                 place.passed([e["id"] for e in entries], self._number("pg_snapshot_xmax"), oldest)
-                found += [self._cloud_event(kind, e) for e in entries]
-        return found, places, row
+                number += len(entries)
+                found += [
+                    self._cloud_event(kind, e)
+                    for e in entries
+                    if e["is_for_approvers"] or not self._approvals
+                ]
+        return found, places, row, number
 
     def _number(self, function: str) -> int:
         row = self._conn.execute(

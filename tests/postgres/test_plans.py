@@ -15,7 +15,7 @@ import sqlguard
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, Refused
 from sqlguard.policy import parse_policy
-from sqlguard.postgres import plans
+from sqlguard.postgres import feed, plans
 from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.journal import show_action, verify
 from sqlguard.postgres.migrate import migrate
@@ -342,6 +342,24 @@ def test_plan_only(world: World) -> None:
         world.approve(last)
         assert db.commit_plan(last).committed
     assert world.value("SELECT count(*) FROM customers WHERE name = 'staged'") == 1
+
+
+def test_a_feed_of_what_approvers_have_to_know(world: World) -> None:
+    told: list[dict[str, Any]] = []
+    follower = feed.Feed(world.owner, "approvers", approvals=True)
+    follower.create()
+    with sqlguard.connect(world.database.owner_dsn, task=world.task(purpose="tidy").task.id) as db:
+        db.preview("UPDATE customers SET name = 'new' WHERE id = 5", confidence=0.9)
+        plan = stopped(db, DELETE, 1, confidence=0.9)
+        assert follower.deliver(told.extend) > 1
+        world.approve(plan)
+        db.execute(DELETE, [1], confidence=0.9)
+    follower.deliver(told.extend)
+    assert [e["type"] for e in told] == ["dev.sqlguard.event.planned", "dev.sqlguard.event.approved"]
+    waiting, decided = (e["data"]["plan"] for e in told)
+    assert (waiting["plan"], waiting["state"], waiting["affected_rows"]) == (plan, "open", 31)
+    assert (waiting["purpose"], waiting["statements"][0]["params"]) == ("tidy", ["1"])
+    assert decided["approved_by"] == ["sg_dana"]
 
 
 def test_other_tasks_policies_and_purposes(world: World) -> None:
