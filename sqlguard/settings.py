@@ -66,14 +66,32 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-def load(**flags: Any) -> Settings:
+class _WithoutFile(Settings):
+    model_config = SettingsConfigDict(toml_file=None)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 (the signature is pydantic's)
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings
+
+
+def load(*, file: bool = True, **flags: Any) -> Settings:
     """
-    Return the settings; flags that are None count as not given.
+    Return the settings; flags that are None count as not given. Without *file* for what the working directory, where
+    an agent may write, must not say.
 
     Raises NotConfigured when a value can't be used, naming each.
     """
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        return (Settings if file else _WithoutFile)(
+            **{name: value for name, value in flags.items() if value is not None}
+        )
     except ValidationError as fault:
         lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in fault.errors()]
         raise NotConfigured(

@@ -50,9 +50,29 @@ def operator_dsn(dsn: str | None) -> str:
     return found
 
 
+def approver(dsn: str | None) -> psycopg.Connection[Any]:
+    """
+    Connect as a person who decides, in autocommit.
+
+    Never to where a file in the working directory says: an agent may write there, and whoever stands between a person
+    and the database decides in the person's name.
+    """
+    found = settings.load(file=False, dsn=dsn).dsn
+    if not found:
+        raise BadAddress(
+            "an approval names its database itself",
+            hint="give --dsn, or set SQLGUARD_DSN; sqlguard.toml does not count here",
+        )
+    return _connected(found)
+
+
 def operator(dsn: str | None) -> psycopg.Connection[Any]:
     """Connect as the operator, in autocommit. Raises NotConfigured where `sqlguard migrate` never ran."""
-    conn = connect(operator_dsn(dsn))
+    return _connected(operator_dsn(dsn))
+
+
+def _connected(dsn: str) -> psycopg.Connection[Any]:
+    conn = connect(dsn)
     # By catalog rows: whoever may not use the schema shall hear of that, and not that it is missing.
     found = conn.execute(
         "SELECT FROM pg_catalog.pg_class WHERE relname = 'task' AND relnamespace = to_regnamespace('sqlguard')"

@@ -8,7 +8,7 @@ import psycopg
 import typer
 from rich.markup import escape
 
-from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.common import Dsn, Json, approver, operator
 from sqlguard.cli.output import out, print_json, print_pairs, print_rows
 from sqlguard.errors import Refused
 from sqlguard.plan import told
@@ -93,7 +93,7 @@ def approve(
             "an approval is given at a terminal, by a person",
             hint="run `sqlguard approve` where you can read what it shows and answer",
         )
-    with operator(dsn) as conn:
+    with approver(dsn) as conn:
         found = plans.show(conn, plan)
         if revoke:
             state = _decided(conn, lambda: plans.revoke(conn, plan, reason))
@@ -119,7 +119,7 @@ def reject(
 
     Example: sqlguard reject 17 --reason "ask the customer first"
     """
-    with operator(dsn) as conn:
+    with approver(dsn) as conn:
         state = _decided(conn, lambda: plans.reject(conn, plan, reason))
     _say(plan, state, as_json=as_json)
 

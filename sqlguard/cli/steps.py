@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sqlguard.cli.common import Dsn, Json, operator
+from sqlguard.cli.common import Dsn, Json, approver, operator
 from sqlguard.cli.output import out, print_json, print_rows
 from sqlguard.errors import NotConfigured
 from sqlguard.postgres import compensate, steps
@@ -51,7 +51,7 @@ def approve(
     """
     if not sys.stdin.isatty():
         raise NotConfigured("an approval is given by a person", hint="run it in a terminal")
-    with operator(dsn) as conn:
+    with approver(dsn) as conn:
         told = next((s for s in steps.waiting(conn) if s.action == action), None)
         if told is not None:
             out.print(f"{told.agent} wants to call {told.tool} with {told.arguments}", markup=False)

@@ -147,3 +147,19 @@ def test_help_has_an_example(
 ) -> None:
     assert run(monkeypatch, *words, "--help") == 0
     assert not words or "Example: sqlguard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [("approve", "17"), ("reject", "17", "--reason", "no"), ("step", "approve", "17")]
+)
+def test_no_file_of_the_working_directory_says_where_a_person_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]
+) -> None:
+    """An agent that works there could stand between the person and the database, and decide in that name."""
+    (folder / "sqlguard.toml").write_text('dsn = "postgresql://127.0.0.1:1/stand_in"\n', encoding="utf-8")
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert run(monkeypatch, *words) == 2
+    assert "sqlguard.toml does not count here" in capsys.readouterr().err
+    assert run(monkeypatch, "plan", "list") == 1
+    assert "connect" in capsys.readouterr().err
