@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sqlguard import gate as gates
-from sqlguard.errors import NotUnderstood
+from sqlguard.errors import NotUnderstood, ProtocolViolation
 from sqlguard.plan import Decision
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.proxy import again
@@ -316,6 +316,9 @@ class Extended(Steps):
         return True
 
     def _flush(self, raw: bytes) -> bool:
+        if len(raw) > _HEADER_BYTES:
+            # An error to PostgreSQL that answers nothing: whose it is could not be told.
+            raise ProtocolViolation("malformed Flush")
         self._session.server.write(raw)
         return True
 

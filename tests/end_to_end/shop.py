@@ -82,6 +82,8 @@ class World:
     folder: Path
     port: int = 0
     owner: psycopg.Connection[Any] = field(init=False)
+    #: The proxy, while it serves.
+    process: "subprocess.Popen[bytes]" = field(init=False)
 
     def __post_init__(self) -> None:
         self.owner = self.database.connect(self.dsn)
@@ -146,6 +148,7 @@ class World:
                 stderr=output,
             )
         try:
+            self.process = process
             wait_for_line(log, "listening", process)
             yield self
         finally:
