@@ -15,6 +15,8 @@ from psycopg import sql
 from sqlguard.postgres.walls_facts import Index, Relation
 from sqlguard.rewrite.source import quote
 
+#: A plan that was made while the table had few rows is kept, and reads all of them for each row of a long INSERT.
+BY_INDEX = (("enable_seqscan", "off"),)
 _NAME_BYTES = 63
 _BODY = """
 BEGIN

@@ -17,7 +17,7 @@ from sqlguard.catalog import DELETED_AT, DELETED_BY_AGENT, live_parent_trigger
 from sqlguard.postgres.preflight import BEFORE, ROW, UPDATE
 from sqlguard.postgres.walls_capture import PINNED, capture_body, function_name
 from sqlguard.postgres.walls_facts import VERSION, Facts, Key, Relation, Trigger
-from sqlguard.postgres.walls_held import held_body, held_name, held_types, kept_uniques
+from sqlguard.postgres.walls_held import BY_INDEX, held_body, held_name, held_types, kept_uniques
 from sqlguard.postgres.walls_live_parent import live_parent_body
 from sqlguard.task import ROLE_PREFIX
 
@@ -152,7 +152,7 @@ def wanted_functions(
         found.append(_row_function(function_name(relation, "smuggling"), body, relation))
     if mode == "soft" and kept_uniques(relation):
         body = held_body(relation).as_string(conn)
-        found.append(Function(held_name(relation), body, asked_with=held_types(relation)))
+        found.append(Function(held_name(relation), body, BY_INDEX, asked_with=held_types(relation)))
     for key in facts.keys:
         parent = facts.relations.get(key.parent)
         if key.child == relation.oid and parent and modes.get(facts.root(parent).oid) == "soft":
