@@ -181,16 +181,19 @@ CREATE TABLE sqlguard.change_set (
 CREATE INDEX change_set_txid ON sqlguard.change_set (txid);
 CREATE INDEX change_set_task ON sqlguard.change_set (task_id, action_id);
 
--- The one table with a row per changed row: one index, no checks, ids from a cached sequence.
+-- The one table with a row per changed row: one index, no checks, ids from a cached sequence. Its partitions are periods
+-- of time (see 0002): the numbers of change sets rise, and each period has numbers of its own.
+CREATE SEQUENCE sqlguard.row_change_id_seq CACHE 64;
 CREATE TABLE sqlguard.row_change (
-    id bigint GENERATED ALWAYS AS IDENTITY (CACHE 64),
+    id bigint NOT NULL DEFAULT pg_catalog.nextval('sqlguard.row_change_id_seq'),
     change_set_id bigint NOT NULL,
     key text[],
     new_key text[],
     before text,
     after bigint,  -- a hash of the new row's text, so that an undo sees who changed it before the agent did again
     PRIMARY KEY (change_set_id, id)
-);
+) PARTITION BY RANGE (change_set_id);
+ALTER SEQUENCE sqlguard.row_change_id_seq OWNED BY sqlguard.row_change.id;
 
 -- `id` is made from the other columns (see `sqlguard.shape_id`), so every session finds the same one.
 CREATE TABLE sqlguard.shape (

@@ -1,4 +1,6 @@
 -- The role stays: other databases of the cluster may use it.
+DROP FUNCTION sqlguard.drop_period(integer, timestamptz), sqlguard.begin_period(interval), sqlguard.add_period(integer);
+DROP TABLE sqlguard.period;
 DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_result(text, text, jsonb, jsonb),
     sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.find_key(text, text),

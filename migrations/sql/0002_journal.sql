@@ -101,6 +101,99 @@ BEGIN
 END $$;
 GRANT SELECT, DELETE ON sqlguard.action, sqlguard.event, sqlguard.change_set, sqlguard.row_change
     TO sqlguard_retention;
+
+-- Periods -------------------------------------------------------------------------------------------------
+
+-- A period has the change sets from number * 2^32 on, and a partition of row_change. What is left of one that was
+-- dropped is its row here: when it was, and how much was in it.
+CREATE TABLE sqlguard.period (
+    number integer PRIMARY KEY CHECK (number >= 0),
+    began_at timestamptz,  -- null: it is still to come
+    began_txid xid8,       -- transactions with change sets of the period before had their number by then
+    dropped_at timestamptz,
+    dropped_by text,
+    change_sets bigint,
+    rows numeric
+);
+GRANT SELECT ON sqlguard.period TO sqlguard_retention;
+
+CREATE FUNCTION sqlguard.add_period(number integer) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            name text := 'row_change_' || number;
+        BEGIN
+            -- Attached, not made as a partition: whoever writes does not wait.
+            EXECUTE format('CREATE TABLE sqlguard.%I (LIKE sqlguard.row_change INCLUDING DEFAULTS)', name);
+            EXECUTE format('CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sqlguard.%I'
+                           ' FOR EACH STATEMENT EXECUTE FUNCTION sqlguard.refuse_rewrite()', name);
+            EXECUTE format('ALTER TABLE sqlguard.%I ENABLE ALWAYS TRIGGER append_only', name);
+            EXECUTE format('REVOKE UPDATE, DELETE, TRUNCATE ON sqlguard.%I FROM PUBLIC, CURRENT_USER', name);
+            EXECUTE format('ALTER TABLE sqlguard.row_change ATTACH PARTITION sqlguard.%I FOR VALUES FROM (%s) TO (%s)',
+                           name, number::bigint << 32, (number::bigint + 1) << 32);
+            INSERT INTO sqlguard.period (number) VALUES (number);
+        END
+    $$;
+
+-- Begin a new period if the current one is older than *age*, and say which one it is then. Numbers don't roll back, so
+-- they only jump to a period that was committed before.
+CREATE FUNCTION sqlguard.begin_period(age interval) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+    AS $$
+        DECLARE
+            current integer := (SELECT last_value >> 32 FROM sqlguard.change_set_id_seq);
+            following integer;
+        BEGIN
+            IF (SELECT p.began_at > clock_timestamp() - age FROM sqlguard.period p WHERE p.number = current) THEN
+                RETURN current;
+            END IF;
+            LOCK TABLE sqlguard.period IN SHARE ROW EXCLUSIVE MODE;
+            current := (SELECT last_value >> 32 FROM sqlguard.change_set_id_seq);
+            following := (SELECT p.number FROM sqlguard.period p WHERE p.number = current + 1 AND p.began_at IS NULL);
+            IF (SELECT p.began_at > clock_timestamp() - age FROM sqlguard.period p WHERE p.number = current) THEN
+                RETURN current;
+            ELSIF following IS NOT NULL THEN
+                PERFORM setval('sqlguard.change_set_id_seq', following::bigint << 32);
+                UPDATE sqlguard.period p SET began_at = clock_timestamp(), began_txid = pg_current_xact_id()
+                    WHERE p.number = following;
+                current := following;
+            END IF;
+            PERFORM sqlguard.add_period(current + 1);
+            RETURN current;
+        END
+    $$;
+
+-- Drop a period whose changes are all of tasks that ended before *cutoff*, or of undos from before it; says whether.
+CREATE FUNCTION sqlguard.drop_period(period integer, cutoff timestamptz) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+    AS $$
+        DECLARE
+            first bigint := period::bigint << 32;
+            last bigint := ((period::bigint + 1) << 32) - 1;
+        BEGIN
+            -- Nobody at work can still have a number of it.
+            IF NOT EXISTS (SELECT FROM sqlguard.period p WHERE p.number = period + 1 AND p.began_at < cutoff
+                           AND p.began_txid < pg_snapshot_xmin(pg_current_snapshot()))
+                OR NOT EXISTS (SELECT FROM sqlguard.period p WHERE p.number = period AND p.dropped_at IS NULL)
+                OR EXISTS (SELECT FROM sqlguard.change_set c LEFT JOIN sqlguard.task t ON t.id = c.task_id
+                           WHERE c.id BETWEEN first AND last
+                               AND CASE WHEN c.task_id IS NULL THEN c.at >= cutoff
+                                   ELSE t.state IS DISTINCT FROM 'ended' OR t.ended_at >= cutoff END)
+            THEN
+                RETURN false;
+            END IF;
+            UPDATE sqlguard.period p SET dropped_at = clock_timestamp(), dropped_by = session_user,
+                    (change_sets, rows) = (SELECT count(*), coalesce(sum(c.rows), 0) FROM sqlguard.change_set c
+                                           WHERE c.id BETWEEN first AND last)
+                WHERE p.number = period;
+            EXECUTE format('DROP TABLE sqlguard.%I', 'row_change_' || period);
+            RETURN true;
+        END
+    $$;
+
+SELECT sqlguard.add_period(0), sqlguard.add_period(1);
+UPDATE sqlguard.period SET began_at = pg_catalog.clock_timestamp(), began_txid = pg_catalog.pg_current_xact_id()
+    WHERE number = 0;
 GRANT SELECT ON sqlguard.task TO sqlguard_retention;
 GRANT SELECT, UPDATE ON sqlguard.chain TO sqlguard_retention;
 
@@ -529,15 +622,23 @@ CREATE FUNCTION sqlguard.keep_result(key text, tag text, columns jsonb DEFAULT N
 
 -- Retention -----------------------------------------------------------------------------------------------
 
--- Remove the entries of tasks that ended before *cutoff*; the chains' ends stay and can be verified.
--- Must be called as sqlguard_retention (SET ROLE).
+-- Remove the entries of tasks that ended before *cutoff*: whole periods are dropped, what is left of such tasks in others
+-- is deleted. The chains' ends stay and can be verified. Must be called as sqlguard_retention (SET ROLE).
 CREATE FUNCTION sqlguard.retire(cutoff timestamptz) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
         DECLARE
             removed bigint;
             old text[] := ARRAY(SELECT t.id FROM sqlguard.task t WHERE t.state = 'ended' AND t.ended_at < cutoff);
+            gone integer;
         BEGIN
+            FOR gone IN SELECT p.number FROM sqlguard.period p WHERE p.began_at < cutoff AND p.dropped_at IS NULL
+                        ORDER BY p.number LOOP
+                IF sqlguard.drop_period(gone, cutoff) THEN
+                    DELETE FROM sqlguard.change_set c
+                        WHERE c.id BETWEEN gone::bigint << 32 AND ((gone::bigint + 1) << 32) - 1;
+                END IF;
+            END LOOP;
             DELETE FROM sqlguard.row_change r USING sqlguard.change_set c
                 WHERE c.id = r.change_set_id AND c.task_id = ANY (old);
             DELETE FROM sqlguard.change_set c WHERE c.task_id = ANY (old);
@@ -562,7 +663,8 @@ REVOKE ALL ON FUNCTION
     sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
     sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),
-    sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz)
+    sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),
+    sqlguard.add_period(integer), sqlguard.begin_period(interval), sqlguard.drop_period(integer, timestamptz)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.record_intent(jsonb), sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
@@ -570,4 +672,5 @@ GRANT EXECUTE ON FUNCTION
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.keep_result(text, text, jsonb, jsonb)
     TO sqlguard_agent;
-GRANT EXECUTE ON FUNCTION sqlguard.retire(timestamptz) TO sqlguard_retention;
+REVOKE ALL ON FUNCTION sqlguard.drop_period(integer, timestamptz) FROM CURRENT_USER;
+GRANT EXECUTE ON FUNCTION sqlguard.retire(timestamptz), sqlguard.drop_period(integer, timestamptz) TO sqlguard_retention;

@@ -7,7 +7,7 @@ janitor may be killed at any moment, and the next pass of any other does the res
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -80,6 +80,8 @@ WHERE NOT w.granted AND w.waitstart < clock_timestamp() - interval '1 second' AN
           WHERE s ~ '^(statement|idle_in_transaction_session)_timeout=') END
 """
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
+#: How long a partition of the row changes is; retention drops whole ones.
+PERIOD = timedelta(days=7)
 #: Written down by proxies for `sqlguard doctor`.
 _GONE_SESSIONS = """
 DELETE FROM sqlguard.door_session d
@@ -148,6 +150,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         _hand_over(conn, done)
         conn.execute("SELECT sqlguard.add_up_spent()")
         conn.execute(_GONE_SESSIONS)
+        conn.execute("SELECT sqlguard.begin_period(%s)", [PERIOD])
     finally:
         if not conn.closed:
             conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)

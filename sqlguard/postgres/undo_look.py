@@ -49,6 +49,10 @@ class Look:
 
     def conflicts(self, sets: Sequence[ChangeSet]) -> tuple[int, tuple[Conflict, ...]]:
         """Return how many conflicts were found, and the first of them with their values."""
+        # Asked first: a join would read the whole journal for nothing.
+        some = self.conn.execute("SELECT FROM pg_temp.sqlguard_conflict WHERE change_set_id > 0 LIMIT 1")
+        if not some.rowcount:
+            return 0, ()
         with self.conn.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(
                 "SELECT x.change_set_id, x.reason, coalesce(r.new_key, r.key) AS key, r.before, r.id,"
