@@ -46,7 +46,7 @@ SECONDS = float(os.environ.get("SQLGUARD_FUZZ_SECONDS", "3000"))
 SEED = int(os.environ.get("SQLGUARD_FUZZ_SEED", "20240604"))
 #: A proxy that has just started takes about 90 MB.
 MEMORY = 400 * 1024 * 1024
-BATCH, CLIENTS = 60, 3
+BATCH, CLIENTS = 120, 3
 TEXTS = (
     b"SELECT 1",
     b"SELECT id, name FROM customers ORDER BY id LIMIT 3",
@@ -188,6 +188,9 @@ class Client:
 
     def _over(self) -> None:
         self.ended += 1
+        self.close()
+
+    def close(self) -> None:
         if self._raw is not None:
             self._raw.close()
             self._raw = None
@@ -271,6 +274,8 @@ def test_many_messages(shop: World, bystander: list[float], capfd: pytest.Captur
         most = max(most, resident(shop.process.pid))
         with capfd.disabled():
             told(clients, most)
+    for client in clients:
+        client.close()
     if failed:
         raise failed[0]
     assert most < MEMORY
