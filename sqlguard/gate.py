@@ -28,6 +28,7 @@ from sqlguard.policy.context import Context
 from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
 from sqlguard.rewrite.copy_in import staged
+from sqlguard.rewrite.count import Count, counting
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
@@ -133,10 +134,10 @@ class Gate:
             return refusal(statement.text, fault, statement)
         if statement.kind is Kind.COPY_IN:
             return self._copied_in(Decision(statement, verdict, changed.text, rewritten=changed.changed))
-        answers = answers_to(statement, self.context)
+        answers, count = answers_to(statement, self.context), self._count(statement)
         if not changed.changed:
             tag = _prepared_tag(statement, session)
-            return Decision(statement, verdict, statement.text, tag=tag, answers=answers)
+            return Decision(statement, verdict, statement.text, tag=tag, answers=answers, count=count)
         return Decision(
             statement,
             verdict,
@@ -146,7 +147,18 @@ class Gate:
             execute_tag=changed.execute_tag,
             position=changed.position,
             answers=answers,
+            count=count,
         )
+
+    def _count(self, statement: Statement) -> Count | None:
+        """Return how to measure a write that no approval could let go over its cap."""
+        policy = self.context.policy
+        for write in statement.writes:
+            table = write.table.schema or "", write.table.name
+            if not write.table.temporary and policy.on_excess(*table) == "refuse":
+                most = policy.max_rows(*table)
+                return None if most is None else counting(statement, most)
+        return None
 
     def _copied_in(self, decision: Decision) -> Decision:
         """Return *decision*, a COPY … FROM STDIN, as it can be run."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlguard.errors import ApprovalRequired, Drift, Refused
+from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, Refused
 from sqlguard.policy import Policy, late
 from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.tiers import ORDER
 from sqlguard.policy.verdict import Effect, Verdict
+from sqlguard.rewrite.count import Count
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.steps import Answer
 
@@ -39,6 +40,8 @@ class Decision:
     position: Callable[[int], int | None] | None = None
     #: What answers the functions it calls when it is undone (`policy.answers`), parameters still open.
     answers: tuple[Answer, ...] = ()
+    #: How many rows it would change, to be asked before it is run; None: its run says so.
+    count: Count | None = None
     #: Statements of ours that belong to it, in its transaction (`rewrite.copy_in`).
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -250,6 +253,17 @@ def needs_no_approval() -> Refused:
         "COPY … FROM STDIN can't wait for an approval, which this would need",
         hint="INSERT the rows: a plan keeps them until a person has approved it",
         rules=("gate",),
+    )
+
+
+def over_the_cap(count: Count, rows: int) -> CapExceeded | None:
+    """Return the error for a write that would change *rows* rows, if that is too many. It is the wall's."""
+    if rows <= count.most:
+        return None
+    return CapExceeded(
+        f"the statement changes {rows} rows with `{count.table}`, more than the {count.most} that the task may change"
+        " at once; they were counted, nothing was run",
+        hint="narrow the WHERE to fewer rows",
     )
 
 

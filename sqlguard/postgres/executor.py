@@ -352,6 +352,7 @@ class Executor:
 
     def _carry_out(self, run: "_Run", *, force: bool) -> Outcome:
         key = run.intent.idempotency_key
+        self.planner.measure(run.decision, run.params)
         with self._cursor() as cursor:
             cursor.execute(run.decision.text, run.params)
             keep_to(self.limits, cursor)

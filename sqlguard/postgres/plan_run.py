@@ -16,7 +16,17 @@ import psycopg
 from psycopg import sql
 
 from sqlguard.errors import SqlguardError
-from sqlguard.plan import Decision, Draft, Stage, Step, approval_required, drift, refused, ruling_of
+from sqlguard.plan import (
+    Decision,
+    Draft,
+    Stage,
+    Step,
+    approval_required,
+    drift,
+    over_the_cap,
+    refused,
+    ruling_of,
+)
 from sqlguard.policy import Policy, late
 from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.verdict import Effect
@@ -62,6 +72,16 @@ class Planner:
         if found.effect is Effect.REFUSE:
             raise refused(found)
         return found
+
+    def measure(self, decision: Decision, params: Sequence[Any] | None) -> None:
+        """Count what a write would change, if no approval could let it go over its cap. Raises CapExceeded."""
+        if (count := decision.count) is None:
+            return
+        values = [params[n - 1] for n in count.params] if params else None
+        with psycopg.RawCursor(self.work) as cursor:
+            found = cursor.execute(count.text.encode(), values).fetchone()
+        if found and (fault := over_the_cap(count, found[0])) is not None:
+            raise fault
 
     def step(self, decision: Decision, params: Sequence[Any] | None, action: int) -> Step:
         shown = None if params is None else tuple(None if p is None else str(p) for p in params)

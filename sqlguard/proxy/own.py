@@ -8,10 +8,12 @@ replies are taken out. What an error left behind is closed before the name is us
 from typing import TYPE_CHECKING
 
 from sqlguard.proxy.names import OWN
+from sqlguard.rewrite.count import Count
 from sqlguard.wire.messages import Bind, Close, Execute, Parse, Sync
 from sqlguard.wire.replies import Expect, Part, Reply
 
 if TYPE_CHECKING:
+    from sqlguard.proxy.portals import Portal
     from sqlguard.proxy.session import AgentSession
 
 _CLOSE = Close(is_portal=False, name=OWN).encode() + Close(is_portal=True, name=OWN).encode()
@@ -56,6 +58,19 @@ def convert(
     text = "SELECT " + ", ".join(f"${n}" for n in range(1, len(types) + 1))
     bind = Bind(OWN, OWN, formats, values, wanted)
     return _send(session, Parse(OWN, text.encode("ascii"), types), bind, None)
+
+
+def count(session: "AgentSession", count: Count, portal: "Portal | None") -> Expect:
+    """Ask how many rows a write would change, with the values that the client has bound."""
+    types: tuple[int, ...] = ()
+    bind = Bind(OWN, OWN)
+    if portal is not None and portal.bind is not None and count.params:
+        given = portal.bind
+        places = [n - 1 for n in count.params]
+        types = tuple([portal.types[n] if n < len(portal.types) else 0 for n in places])
+        formats = given.formats if len(given.formats) < 2 else tuple([given.formats[n] for n in places])  # noqa: PLR2004 (one stands for all)
+        bind = Bind(OWN, OWN, formats, tuple([given.values[n] for n in places]))
+    return _send(session, Parse(OWN, count.text.encode(session.encoding), types), bind, None)
 
 
 def _send(session: "AgentSession", parse: Parse, bind: Bind, execute: Expect | None) -> Expect:

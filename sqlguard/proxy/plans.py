@@ -21,6 +21,7 @@ from sqlguard.plan import (
     drift,
     may_go_over,
     measured_of,
+    over_the_cap,
     refused,
     ruling_of,
 )
@@ -236,6 +237,22 @@ class Plans:
         fault = SqlguardError(fields.get(b"M", b"the plan could not be made").decode(encoding, "replace"))
         fault.sqlstate = fields.get(b"C", b"XX000").decode("ascii", "replace")
         return fault
+
+
+async def excess(
+    session: "AgentSession", decision: Decision, portal: "Portal | None" = None
+) -> SqlguardError | None:
+    """Count what a write would change, if no approval could let it go over its cap; return why it may not run."""
+    if decision.count is None or session.said(decision).idempotency_key:
+        return None
+    asked = own.count(session, decision.count, portal)
+    if portal is None:
+        own.sync(session)
+    await session.barrier()
+    if asked.failed is not None or not asked.captured:
+        return None
+    rows = DataRow.decode(asked.captured[0][_HEADER_BYTES:]).values[0]
+    return over_the_cap(decision.count, int(rows or 0))
 
 
 # --- the simple protocol

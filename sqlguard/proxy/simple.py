@@ -114,12 +114,15 @@ class Simple:
         ruling = session.plans.ruling(decision)
         try:
             action = await session.record(decision, None)
-        except SqlguardError as fault:
-            self._fail(session.error(fault))
+        except SqlguardError as unwritten:
+            self._fail(session.error(unwritten))
             return
         if ruling is not None and ruling.effect is Effect.REFUSE:
             session.operator.event(action, "failed", {"sqlstate": "SG002"})
             self._fail(session.error(refused(ruling)))
+        elif (fault := await plans.excess(session, decision)) is not None:
+            session.operator.event(action, "failed", {"sqlstate": fault.sqlstate})
+            self._fail(session.error(fault))
         elif session.dry:
             await dry.preview(session, decision, action)
             session.client.write(ReadyForQuery(session.books.status).encode())

@@ -14,7 +14,7 @@ from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
 from sqlguard.proxy import again, copies, own, repeats
 from sqlguard.proxy.names import Names
-from sqlguard.proxy.plans import ask_inside, outcome_text, weigh_text
+from sqlguard.proxy.plans import ask_inside, excess, outcome_text, weigh_text
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.report import (
     WRITABLE,
@@ -159,7 +159,9 @@ class Steps(ABC):
 
     async def _run(self, portal: Portal, raw: bytes, ruling: Ruling | None, *, is_first: bool) -> None:
         session = self._session
-        if session.dry:
+        if is_first and (fault := await excess(session, portal.decision, portal)) is not None:
+            self.refuse_execute(fault)
+        elif session.dry:
             await self._dry(portal, raw)
         elif is_first and session.said(portal.decision).idempotency_key:
             await repeats.extended(session, portal, raw)

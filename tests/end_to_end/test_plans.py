@@ -12,13 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 from end_to_end.inprocess import Proxy, proxy
-from postgres.test_plans import World, plan_shop
+from postgres.test_plans import POLICY, World, plan_shop
 from psycopg import pq
 
 from sqlguard.dsn import url
 from sqlguard.embedded import EmbeddedServer
+from sqlguard.policy import parse_policy
 from sqlguard.postgres import plans
 from sqlguard.postgres.journal import list_actions, verify
+from sqlguard.postgres.policy_apply import apply_policy
 
 SURE = "/*confidence='0.9'*/"
 DELETE = f"DELETE FROM customers WHERE id = %s {SURE}"
@@ -105,6 +107,30 @@ def test_a_read_is_run_when_it_is_approved(shop: Shop, run: Any) -> None:
         assert (read.fetchone(), write.statusmessage) == ((5,), "UPDATE 1")
     assert shop.value("SELECT name FROM customers WHERE id = 3") == "x"
     assert verify(shop.owner).ok
+
+
+def test_what_nobody_may_let_over_its_cap_is_counted_and_not_run(shop: Shop, run: Any) -> None:
+    policy = POLICY.replace('on_excess = "approve"', 'on_excess = "refuse"')
+    apply_policy(shop.owner, parse_policy(policy, "p"))
+    shop.owner.execute(
+        "CREATE FUNCTION told() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''it was run''; END';"
+        "CREATE TRIGGER told BEFORE UPDATE ON items EXECUTE FUNCTION told()"
+    )
+    agent = shop.agent()
+    update = f"UPDATE items SET quantity = %s WHERE order_id <= %s {SURE}"
+    for dry in ("off", "on"):
+        agent.execute(f"SET sqlguard.dry_run = {dry}".encode())
+        for begin in (False, True):
+            if begin:
+                agent.execute("BEGIN")
+            with pytest.raises(psycopg.DatabaseError, match=r"600 rows.*nothing was run") as caught:
+                run(agent, update, 7, 300)
+            assert caught.value.sqlstate == "SG006"
+            agent.execute("ROLLBACK")
+    agent.execute("SET sqlguard.dry_run = off")
+    with pytest.raises(psycopg.DatabaseError, match="it was run"):
+        run(agent, update, 7, 50)
+    assert run(agent, f"DELETE FROM items WHERE order_id <= %s {SURE}", 50).statusmessage == "DELETE 100"
 
 
 def test_a_row_of_it_has_changed(shop: Shop, run: Any) -> None:
