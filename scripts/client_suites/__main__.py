@@ -19,6 +19,7 @@ from pathlib import Path
 import psycopg
 
 from scripts.client_suites.fetch import Missing
+from scripts.client_suites.frameworks import Alembic, Django, DjangoPart, Jdbc, Programs
 from scripts.client_suites.suites import (
     REASONS,
     Asyncpg,
@@ -35,7 +36,7 @@ from scripts.client_suites.suites import (
     Suite,
 )
 from sqlguard.embedded import EmbeddedServer
-from sqlguard.embedded.binaries import require_bindir
+from sqlguard.embedded.binaries import find_bindir, require_bindir
 from sqlguard.policy import parse_policy
 from sqlguard.ports import free_port
 from sqlguard.postgres.migrate import migrate
@@ -44,6 +45,9 @@ from sqlguard.postgres.policy_apply import apply_policy
 
 #: Where there are no tables yet, a policy can name none.
 _POLICY = 'name = "watched"'
+_DEBIAN = 15
+#: Seconds.
+_PATIENCE = 90
 #: As the drivers' own CI has it, and room for the suites' parallel sessions.
 _SETTINGS = {
     "fsync": "off",
@@ -60,7 +64,7 @@ def main() -> int:
     folder.chmod(0o755)
     status = 0
     report = []
-    bindir = require_bindir(options.pg)
+    bindir = (find_bindir(_DEBIAN) if options.pg is None else None) or require_bindir(options.pg)
     version = _version(bindir)
     for suite in _suites(folder, version):
         wanted = suite.quick if options.quick else _is_asked(suite, options.only)
@@ -85,13 +89,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="the part that CI runs")
     parser.add_argument("--folder", type=Path, help="where sources and results stay")
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--pg", type=int, default=15, help="PostgreSQL's major version")
+    parser.add_argument(
+        "--pg", type=int, help="PostgreSQL's major version; default: Debian 12's, or what is found"
+    )
     return parser.parse_args()
 
 
 def _is_asked(suite: Suite, only: list[str]) -> bool:
     # A part of a suite is for CI; otherwise all of it runs.
-    return suite.name in only if only else not suite.quick
+    return suite.name in only if only else not suite.name.endswith(", a part")
 
 
 def _suites(folder: Path, version: str) -> list[Suite]:
@@ -105,6 +111,11 @@ def _suites(folder: Path, version: str) -> list[Suite]:
         NodePostgres(folder),
         SqlalchemyPsycopg(folder),
         SqlalchemyAsyncpg(folder),
+        Django(folder),
+        DjangoPart(folder),
+        Alembic(folder),
+        Jdbc(folder),
+        Programs(folder, version),
     ]
 
 
@@ -226,7 +237,7 @@ def _port(server: EmbeddedServer, dsn: str, *, observed: bool) -> Iterator[int]:
 
 
 def _wait(port: int, password: str, process: "subprocess.Popen[bytes]") -> None:
-    for _ in range(200):
+    for _ in range(_PATIENCE * 10):
         if process.poll() is not None:
             raise RuntimeError("the proxy did not start")
         with suppress(psycopg.OperationalError):

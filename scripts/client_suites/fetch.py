@@ -8,10 +8,15 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ASYNCPG = "0.31.0"
 SQLALCHEMY = "2.1.9"
+DJANGO = "5.2.19"
+ALEMBIC = "1.20.1"
+PGJDBC = "42.5.5"
 PSYCOPG = "3.3.4"
 PSYCOPG_TAG = "3.3.4"
 NODE_POSTGRES_TAG = "pg@8.23.0"
@@ -63,12 +68,16 @@ def postgresql(version: str, folder: Path) -> Path:
 
 def headers(major: str, folder: Path) -> Path:
     """Return the server's header files, from Debian's package, unpacked beside the system."""
-    place = folder / "server-dev"
+    return debian((f"postgresql-server-dev-{major}", "libpq-dev"), folder / "server-dev")
+
+
+def debian(packages: Sequence[str], place: Path) -> Path:
+    """Return where Debian's *packages* are unpacked, beside the system. Raises Missing."""
     if not place.is_dir():
-        name = f"postgresql-server-dev-{major}"
-        run(["apt-get", "download", "-q", name, "libpq-dev"], cwd=folder)
-        for package in folder.glob("*.deb"):
-            run(["dpkg", "-x", str(package), str(place)])
+        with TemporaryDirectory() as there:
+            run(["apt-get", "download", "-q", *packages], cwd=Path(there))
+            for package in Path(there).glob("*.deb"):
+                run(["dpkg", "-x", str(package), str(place)])
     return place
 
 

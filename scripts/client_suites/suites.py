@@ -22,7 +22,7 @@ REASONS = {
         "counts how much it could send before it heard of an error: on a busy machine that may be everything"
     ),
 }
-_LIMIT = 1500
+LIMIT = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Pytest(Suite):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
-                timeout=_LIMIT,
+                timeout=LIMIT,
             )
         if not report.is_file():
             raise fetch.Missing(f"pytest did not get to its end, see {out}.log")
@@ -261,7 +261,7 @@ class PgRegress(Suite):
         words += [f"--schedule={self.source / self.schedule}"]
         words += self.more()
         done = subprocess.run(
-            words, env=place.variables, cwd=out, capture_output=True, text=True, check=False, timeout=_LIMIT
+            words, env=place.variables, cwd=out, capture_output=True, text=True, check=False, timeout=LIMIT
         )
         (out / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
         return _regress(done.stdout)
