@@ -50,11 +50,16 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", default=Path("build/benchmarks.png"))
     parser.add_argument("--effort", type=float, default=1.0, help="so many times the usual rounds")
     parser.add_argument("--rows", type=int, default=100_000, help="rows that the undo takes back")
+    parser.add_argument(
+        "--processor",
+        action="store_true",
+        help="delete and capture by processor time of the server (Linux); steadier where there is other work",
+    )
     parser.add_argument("--pg", type=int, help="version of PostgreSQL; default: what is found first")
     given = parser.parse_args()
     if given.quick:
         given.only, given.effort = given.only or [*QUICK], given.effort / 2
-    options = Options(given.effort, given.rows)
+    options = Options(given.effort, given.rows, given.processor)
     console = Console(width=None if os.isatty(1) else 150)
     began = time.monotonic()
     results: list[Result] = []

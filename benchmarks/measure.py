@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 #: A slice does its own preparations and returns the seconds (or any cost) of the part that counts.
@@ -78,6 +79,11 @@ def timed(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def processor_time(pid: int) -> float:
+    """Return the seconds that the process has had a processor for (Linux only)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 
 def cycles(sides: Mapping[str, Slice], rounds: int) -> list[dict[str, float]]:
