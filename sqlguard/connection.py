@@ -10,7 +10,7 @@ The Python door: a guarded connection for an agent's own code, on the same path 
 with a task id: then a further login role of that task is made for this connection and ends with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -131,7 +131,7 @@ class GuardedConnection:
         self._refresh()
         decisions = self._decide(text, values)
         self._spend(text, statements(decisions), said)
-        refused = gates.first_refused(decisions)
+        refused = gates.first_refused(decisions) or _without_data(decisions)
         if refused is not None:
             self._journal_refusal(refused, values, said)
             raise gates.error(refused)
@@ -267,6 +267,18 @@ class GuardedConnection:
     def _journal_refusal(self, refused: Decision, values: list[Any] | None, said: Annotation) -> None:
         with suppress(psycopg.Error):
             self._record(gates.intent(refused, values, said, via="connection"))
+
+
+def _without_data(decisions: Sequence[Decision]) -> Decision | None:
+    """Return the refusal of a COPY … FROM STDIN, which no argument of `execute` has the data for."""
+    found = next((d for d in decisions if d.kind is Kind.COPY_IN), None)
+    if found is None:
+        return None
+    fault = Refused(
+        "COPY … FROM STDIN needs a stream of data, which there is not here",
+        hint="connect through the proxy and use psycopg's cursor.copy(), or INSERT several rows",
+    )
+    return gates.refusal(found.statement.text, fault, found.statement)
 
 
 def connect(dsn: str, *, task: str | None = None) -> GuardedConnection:

@@ -222,3 +222,10 @@ def test_only_the_first_rows_of_a_read_are_kept(db: sqlguard.GuardedConnection) 
     assert (len(many.rows), many.rowcount, many.has_more) == (3, 100_000, True)
     # The session is as it was.
     assert db.execute("SELECT 1").rows == ((1,),)
+
+
+def test_copy_from_stdin_says_where_it_works(db: sqlguard.GuardedConnection) -> None:
+    with pytest.raises(Refused) as caught:
+        db.execute("COPY staff (id, name) FROM STDIN")
+    assert "proxy" in (caught.value.hint or "")
+    assert db.execute("SELECT 1").rows == ((1,),)

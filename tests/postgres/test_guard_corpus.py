@@ -60,6 +60,10 @@ ARGUED: dict[str, tuple[Effect, str]] = {
         ),
     ),
     "hide-033": (Effect.ALLOW, "COPY … TO STDOUT of a table that may be read is a read"),
+    "hide-034": (
+        Effect.ALLOW,
+        "COPY … FROM STDIN is judged, journaled and capped as the INSERT that it is: the policy lets one pass",
+    ),
     "del-013": (Effect.REFUSE, "the policy says soft where the table is guarded with a journal: told so"),
     "set-027": (Effect.ALLOW, "drivers set the time zone; it changes only how moments are shown"),
     **dict.fromkeys(("set-033", "set-034", "set-036", "set-037"), (Effect.ALLOW, RESET)),
