@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlguard.connection import GuardedConnection as GuardedConnection
     from sqlguard.connection import connect as connect
+    from sqlguard.engine import create_async_engine as create_async_engine
     from sqlguard.engine import create_engine as create_engine
     from sqlguard.plan import Outcome as Outcome
 
-__all__ = ["GuardedConnection", "Outcome", "connect", "create_engine"]
+__all__ = ["GuardedConnection", "Outcome", "connect", "create_async_engine", "create_engine"]
 _HOME = {
     "GuardedConnection": "sqlguard.connection",
     "connect": "sqlguard.connection",
+    "create_async_engine": "sqlguard.engine",
     "create_engine": "sqlguard.engine",
     "Outcome": "sqlguard.plan",
 }

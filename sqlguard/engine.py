@@ -1,5 +1,5 @@
 """
-SQLAlchemy engines for a task's work: `sqlguard.create_engine`.
+SQLAlchemy engines for a task's work: `sqlguard.create_engine`, and `sqlguard.create_async_engine` for asyncio.
 
 An engine goes through the proxy, which is what drivers and ORMs speak to unchanged; a connection that turns out to
 go past it is refused. What an agent says about its statements travels as execution options:
@@ -18,7 +18,9 @@ from urllib.parse import quote
 import psycopg
 import sqlalchemy as sa
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg, PGDialectAsync_psycopg
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import create_async_engine as sa_async
 
 from sqlguard import settings
 from sqlguard.catalog import BOOKKEEPING_COMMENT
@@ -36,18 +38,29 @@ OPTIONS = {
 }
 
 
-class Dialect(PGDialect_psycopg):
-    """PostgreSQL as a task sees it: what reads a table's columns must not find those that no task may name."""
-
-    supports_statement_cache = True
+class _AsATaskSeesIt:
+    """What reads a table's columns must not find those that no task may name."""
 
     def get_multi_columns(self, *args: Any, **kwargs: Any) -> Any:
         """Return SQLAlchemy's own answer without the columns that guarding added."""
-        found = super().get_multi_columns(*args, **kwargs)  # type: ignore[no-untyped-call]
+        found = super().get_multi_columns(*args, **kwargs)  # type: ignore[misc]
         return [
             (table, [c for c in columns if c.get("comment") != BOOKKEEPING_COMMENT])
             for table, columns in found
         ]
+
+
+class AsyncDialect(_AsATaskSeesIt, PGDialectAsync_psycopg):
+    supports_statement_cache = True
+
+
+class Dialect(_AsATaskSeesIt, PGDialect_psycopg):
+    supports_statement_cache = True
+
+    @classmethod
+    def get_async_dialect_cls(cls, url: sa.URL) -> type[AsyncDialect]:  # noqa: ARG003 (SQLAlchemy's signature)
+        """Return what an asynchronous engine of this name speaks."""
+        return AsyncDialect
 
 
 sa.dialects.registry.register("postgresql.sqlguard", __name__, "Dialect")
@@ -60,18 +73,38 @@ def create_engine(dsn: str, *, task: str | None = None, **options: Any) -> sa.En
     *options* are SQLAlchemy's. Connecting raises NotConfigured when it does not end at a proxy of ours. With a task
     id raises TaskEnded, DatabaseUnavailable; the proxy's address is that of SQLGUARD_PUBLIC_HOST or SQLGUARD_LISTEN.
     """
-    role = None
-    target = dsn
-    if task is not None:
-        with connect(dsn) as operator:
-            role, password = tasks.add_lease(operator, task, "connection")
-        target = _through_the_proxy(dsn, role, password)
-    engine = sa.create_engine("postgresql+sqlguard://", creator=lambda: psycopg.connect(target), **options)
+    target, role = _target(dsn, task)
+    made = sa.create_engine("postgresql+sqlguard://", creator=lambda: psycopg.connect(target), **options)
+    _listen(made, dsn, role)
+    return made
+
+
+def create_async_engine(dsn: str, *, task: str | None = None, **options: Any) -> AsyncEngine:
+    """Return the same for asyncio; SQLAlchemy needs `greenlet` for it. Opening and ending the login blocks."""
+    target, role = _target(dsn, task)
+    made = sa_async(
+        "postgresql+sqlguard://",
+        async_creator=lambda: psycopg.AsyncConnection.connect(target),
+        **options,
+    )
+    _listen(made.sync_engine, dsn, role)
+    return made
+
+
+def _target(dsn: str, task: str | None) -> tuple[str, str | None]:
+    """Return where to connect to, and the login that was made for it."""
+    if task is None:
+        return dsn, None
+    with connect(dsn) as operator:
+        role, password = tasks.add_lease(operator, task, "connection")
+    return _through_the_proxy(dsn, role, password), role
+
+
+def _listen(engine: sa.Engine, dsn: str, role: str | None) -> None:
     sa.event.listen(engine, "connect", _must_be_guarded)
     sa.event.listen(engine, "before_cursor_execute", _annotate, retval=True)
     if role is not None:
         sa.event.listen(engine, "engine_disposed", lambda _: _end(dsn, role))
-    return engine
 
 
 def comment(said: dict[str, Any]) -> str:
@@ -92,7 +125,9 @@ def _through_the_proxy(dsn: str, role: str, password: str) -> str:
 
 
 def _must_be_guarded(connection: Any, _record: Any) -> None:
-    if not connection.pgconn.parameter_status(PROXY_PARAMETER):
+    # An asynchronous engine has its driver's connection inside one that looks synchronous.
+    connected = getattr(connection, "driver_connection", connection)
+    if not connected.pgconn.parameter_status(PROXY_PARAMETER):
         connection.close()
         raise NotConfigured(
             "this engine's connections do not go through the proxy",

@@ -1,5 +1,6 @@
 """The engine factory, and the examples as they stand in `examples/`, through the proxy with a scripted model."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -91,6 +92,30 @@ def test_an_operators_engine_is_a_login_of_its_own(
     end_task(wired_world.owner, task, "over")
     with pytest.raises(TaskEnded):
         sqlguard.create_engine(wired_world.database.owner_dsn, task=task)
+
+
+async def _asynchronously(agent: Agent) -> tuple[Any, ...]:
+    engine = sqlguard.create_async_engine(agent.dsn)
+    said = {"sqlguard_reason": "100% 'sure'", "sqlguard_confidence": 0.9}
+    async with engine.begin() as conn:
+        update = sa.text("UPDATE orders SET note = :note WHERE id = 64 RETURNING note")
+        done = (await conn.execute(update, {"note": "50%"}, execution_options=said)).scalar_one()
+        orders = await conn.run_sync(lambda c: sa.Table("orders", sa.MetaData(), autoload_with=c))
+    await engine.dispose()
+    past = sqlguard.create_async_engine(agent.direct)
+    with pytest.raises(NotConfigured, match="do not go through the proxy"):
+        await past.connect()
+    await past.dispose()
+    return done, set(orders.c.keys())
+
+
+def test_an_asynchronous_engine(wired_world: Wired, agent: Agent) -> None:
+    done, columns = asyncio.run(_asynchronously(agent))
+    assert done == "50%"
+    assert "note" in columns
+    assert "deleted_at" not in columns
+    (action,) = actions(wired_world, agent)
+    assert (action["reason"], action["confidence"]) == ("100% 'sure'", 0.9)
 
 
 def test_the_langchain_example(wired_world: Wired, agent: Agent) -> None:
