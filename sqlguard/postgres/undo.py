@@ -24,7 +24,7 @@ from sqlguard.errors import Refused, UndoConflict
 from sqlguard.postgres import undo_rings
 from sqlguard.postgres.images import Images, pin
 from sqlguard.postgres.undo_between import find_between
-from sqlguard.postgres.undo_conflicts import find_removed
+from sqlguard.postgres.undo_conflicts import children_of_left_parents, find_removed
 from sqlguard.postgres.undo_look import LISTED, Look
 from sqlguard.postgres.undo_plan import (
     ChangeSet,
@@ -93,6 +93,10 @@ def undo(  # noqa: PLR0913 (the scope has several forms)
     return Run(conn, scope, preview, on_conflict, progress).carry_out()
 
 
+class _Again(Exception):
+    """Raised to roll an attempt back and make another, with what was learned."""
+
+
 @dataclass
 class Run:
     """One undo; an attempt is a transaction of its own."""
@@ -111,6 +115,8 @@ class Run:
     _fixed: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _differences: list[Difference] = field(default_factory=list)
+    #: Rows that an attempt brought back under parents that stay deleted: the next one leaves them, too.
+    _orphans: list[tuple[int, int, str]] = field(default_factory=list)
 
     def carry_out(self) -> UndoReport:
         try:
@@ -141,10 +147,13 @@ class Run:
             kept.clear()
         self._images = Images(self.conn)
         self._look = Look(self.conn, self._images, self._tables)
-        with self.conn.transaction() as transaction:
-            report = self._undo(careful=careful)
-            if self.preview or report.stopped:
-                raise psycopg.Rollback(transaction)
+        try:
+            with self.conn.transaction() as transaction:
+                report = self._undo(careful=careful)
+                if self.preview or report.stopped:
+                    raise psycopg.Rollback(transaction)
+        except _Again:
+            return self.attempt(careful=careful)
         return report
 
     def _undo(self, *, careful: bool) -> UndoReport:
@@ -167,6 +176,11 @@ class Run:
         undo_id = self._next("sqlguard.undo_id_seq")
         self._quiet(on=False)
         self._all(run, works, undo_id, total=sum(s.rows for s in sets))
+        if self.on_conflict != "stop" and (
+            found := [o for w in works for o in children_of_left_parents(run, w)]
+        ):
+            self._orphans += found
+            raise _Again
         self.conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
         undo_rings.put_back(self.conn, ring)
         self._quiet(on=True)
@@ -227,6 +241,8 @@ class Run:
         # Functions in checks and domains may count on it, and type names are read by now.
         self.conn.execute("SELECT set_config('search_path', %s, true)", [path])
         find_removed(self.conn, [s.id for s in sets])
+        with self.conn.cursor() as cursor:
+            cursor.executemany("INSERT INTO pg_temp.sqlguard_conflict VALUES (%s, %s, %s)", self._orphans)
         if self.on_conflict != "force":
             find_between(self.conn, sets)
         works = []

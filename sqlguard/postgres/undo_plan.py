@@ -193,6 +193,9 @@ def _follows(unit: Sequence[ChangeSet], one: ChangeSet, edges: Sequence[Referenc
     Tell whether *one* can be what a foreign key did because of a member of *unit*, or what it let pass because
     parent and child went in one statement (a WITH query): either way the parent has to be there first.
     """
+    # A soft delete that went on in its own table; the rows that refer to either come back behind both.
+    if one.op == "soft_delete" and any(m.op == one.op and m.relid == one.relid for m in unit):
+        return True
     for edge in edges:
         if edge.child != one.relid:
             continue

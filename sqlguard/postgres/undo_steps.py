@@ -111,6 +111,8 @@ def revert_columns(run: Statements, work: Work, columns: Sequence[str]) -> Done:
     run.advise(work.change.rows)
     loose = Statements(run.conn, replace(run.mode, force=True))
     narrow = replace(work, shape=replace(work.shape, columns=tuple(columns)))
+    if run.mode.careful:
+        conflicts.find_orphans(run, narrow)
     kept = _keep(loose, narrow)
     _agree(work, kept, _set(loose, narrow))
     return Done(work, "update", kept)

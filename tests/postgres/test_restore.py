@@ -124,6 +124,55 @@ def test_a_value_that_is_taken_stops_it(world: World) -> None:  # SD-S04
     assert live(world, "app.usr") == [(1,), (2,)]
 
 
+def delete_trees(world: World) -> int:
+    """Users 1 > 3 > 4 and 2 > 5, what they posted and what they saw last; 1 and 2 are deleted by one statement."""
+    world.op.execute(
+        "ALTER TABLE app.usr ADD boss int REFERENCES app.usr ON DELETE CASCADE;"
+        "CREATE TABLE app.post (id int PRIMARY KEY, usr int REFERENCES app.usr ON DELETE CASCADE);"
+        "CREATE TABLE app.seen (id int PRIMARY KEY, usr int REFERENCES app.usr ON DELETE SET NULL);"
+    )
+    world.guard("app.usr", "app.post", "app.seen", mode="soft")
+    world.op.execute(
+        "INSERT INTO app.usr (id, email, name, boss) VALUES (3, 'c@x', 'cid', 1), (4, 'd@x', 'dan', 3), (5, 'e@x', 'eve', 2);"
+        "INSERT INTO app.post VALUES (1, 1), (2, 4), (3, 5); INSERT INTO app.seen VALUES (1, 3), (2, 2)"
+    )
+    world.grant()
+    return delete(world, "app.usr", "id IN (1, 2)")
+
+
+def take_back(world: World, how: str, action: int, on_conflict: str) -> Any:
+    if how == "restore":
+        return restore(world.op, action=action, on_conflict=on_conflict)
+    return undo.undo(world.op, action=action, on_conflict=on_conflict)
+
+
+@pytest.mark.parametrize("how", ["restore", "undo"])
+def test_a_tree_comes_back_with_what_referred_to_it(world: World, how: str) -> None:
+    assert not take_back(world, how, delete_trees(world), "stop").stopped
+    assert live(world, "app.usr") == [(1,), (2,), (3,), (4,), (5,)]
+    assert rows(world.op, "SELECT id, usr FROM app.seen ORDER BY id") == [(1, 3), (2, 2)]
+
+
+@pytest.mark.parametrize("how", ["restore", "undo"])
+def test_what_belongs_to_a_row_that_is_skipped_stays_deleted_with_it(world: World, how: str) -> None:
+    action = delete_trees(world)
+    world.op.execute("INSERT INTO app.usr VALUES (9, 'a@x', 'other')")
+    told = take_back(world, how, action, "skip")
+    assert live(world, "app.usr") == [(2,), (5,), (9,)]
+    assert live(world, "app.post") == [(3,)]
+    assert rows(world.op, "SELECT id, usr FROM app.seen ORDER BY id") == [(1, None), (2, 2)]
+    left = {(c.table, c.key["id"]) for c in told.conflicts}
+    assert left == {
+        *(("app.usr", key) for key in ("1", "3", "4")),
+        *(("app.post", key) for key in ("1", "2")),
+        ("app.seen", "1"),
+    }
+    world.op.execute("DELETE FROM app.usr WHERE id = 9")
+    assert not restore(world.op, table="app.usr", keys=["1"]).stopped
+    assert live(world, "app.post") == [(1,), (2,), (3,)]
+    assert rows(world.op, "SELECT id, usr FROM app.seen ORDER BY id") == [(1, 3), (2, 2)]
+
+
 def test_a_deleted_parent_stops_it(world: World) -> None:  # SD-S05
     child = delete(world, "app.invoice", "id = 12")
     parent = delete(world, "app.customer", "id = 2")
