@@ -43,7 +43,7 @@ class Simple:
         """
         session = self._session
         passing = session.passing
-        if passing is None or not passing.passes(data):
+        if passing is None or session.extended.is_open or not passing.passes(data):
             return False
         passing.hits += 1
         session.books.expect(_PLAIN_QUERY)
@@ -54,6 +54,9 @@ class Simple:
         """Forward a message of reads or refuse one; False when it has to wait. Raises ProtocolViolation."""
         session = self._session
         text = Query.decode(raw[HEADER_BYTES:]).text
+        if session.extended.is_open:
+            # Without a Sync between the two PostgreSQL itself loses track of the transaction, and of what it did.
+            return False
         decisions = session.decide(text)
         if again.depends_on_answers(session, decisions) or session.newest.is_wanted(decisions):
             return False

@@ -303,6 +303,8 @@ class Steps(ABC):
         await session.barrier()
         if expect.failed is None:
             self._note_status(decision, expect)
+            # They end the implicit transaction of a pipeline as well, with what it has done so far.
+            was_in_block = was_in_block or decision.kind in (Kind.COMMIT, Kind.ROLLBACK)
         if was_in_block and not session.in_block:
             session.open_actions += [(action, self.repeated.pop(action, {})) for action in self._actions]
             self._actions.clear()

@@ -98,10 +98,10 @@ def _say(client: Raw, *batches: Batch) -> str:
     return told
 
 
-def _journaled(world: Wired, agent: Agent) -> None:
+def _journaled(world: Wired, agent: Agent, times: int = 1) -> None:
     """The row is as it was, or the journal says who changed it."""
     changed = world.value("SELECT note FROM orders WHERE id = 5") is not None
-    assert world.outcomes(agent).count("committed") == int(changed)
+    assert world.outcomes(agent).count("committed") == times * changed
 
 
 @pytest.mark.parametrize("name", SWAPS)
@@ -122,6 +122,28 @@ def test_what_is_prepared_in_the_same_pipeline_can_be_run(agent: Agent) -> None:
             _run(b"EXECUTE n"),
         )
     assert told == "1212DDCZ12DDCZ"
+
+
+@pytest.mark.parametrize("end", [b"COMMIT", b"ROLLBACK"])
+def test_the_end_of_a_transaction_that_no_begin_opened(end: bytes, wired_world: Wired, agent: Agent) -> None:
+    """In a pipeline it ends what was done since the last Sync: the journal must not say the contrary."""
+    behind = b"UPDATE orders SET note = 'behind' WHERE id = 7"
+    with raw(agent) as client:
+        told = _say(client, [*_run(_WRITE)[:-1], *_run(end)[:-1], *_run(behind)])
+        assert told == "12DC12NC12CZ"
+    stands = end == b"COMMIT"
+    changed = wired_world.owner.execute("SELECT id FROM orders WHERE note IN ('unseen', 'behind')").fetchall()
+    assert ((5,) in changed, (7,) in changed) == (stands, True)
+    assert wired_world.outcomes(agent) == ["committed" if stands else "rolled_back", "committed"]
+
+
+def test_a_query_behind_a_pipeline_without_a_sync(wired_world: Wired, agent: Agent) -> None:
+    """PostgreSQL loses the write then, having answered it: the Sync is sent in between."""
+    with raw(agent) as client:
+        _say(client, [Query(b"SELECT 1")])
+        for query in (b"SELECT 1", b"SELECT 0", b"SELECT 1; SELECT 2", b";"):
+            assert _say(client, [*_run(_WRITE)[:-1], Query(query)], [Sync()], [Query(b"SELECT 2")])[-1] == "Z"
+    _journaled(wired_world, agent, 4)
 
 
 def test_one_name_in_two_encodings(wired_world: Wired, agent: Agent) -> None:
