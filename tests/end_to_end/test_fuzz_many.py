@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -240,7 +241,7 @@ def bystander(shop: World) -> Iterator[list[float]]:
 
 
 def made(shop: World) -> Agent:
-    task = open_task(shop.owner, agent="tester", policy="support")
+    task = open_task(shop.owner, agent="tester", policy="support", ttl=timedelta(minutes=59))
     return Agent(task, "127.0.0.1", shop.port, shop.database.name, "")
 
 
