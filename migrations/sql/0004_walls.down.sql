@@ -13,7 +13,7 @@ DROP FUNCTION sqlguard.copy_target(oid, smallint[]), sqlguard.check_children(), 
     sqlguard.refuse_truncate(), sqlguard.check_share(bigint, xid8, oid, text, bigint, double precision),
     sqlguard.refuse_excess(bigint, xid8, text), sqlguard.refuse_frozen(oid, text), sqlguard.keep_shape(bigint, oid),
     sqlguard.note_change(bigint, oid, oid, text, text, text, bigint, text[], bigint, boolean),
-    sqlguard.judge(oid, text, xid8, text), sqlguard.shape_key(regclass),
+    sqlguard.judge(oid, text, xid8, text), sqlguard.shape_key(regclass), sqlguard.row_text(record),
     sqlguard.refuse_over_budget(text, bigint, bigint, bigint), sqlguard.budget_left(text, bigint, bigint),
     sqlguard.spent_minutes(text);
 DROP TABLE sqlguard.cascade_run, sqlguard.spent, sqlguard.spent_below;

@@ -11,7 +11,7 @@
 -- lie that makes the planner evaluate it once per cached plan; the regclass constant makes every ALTER TABLE
 -- throw that plan away (seen on 15, 16 and 18).
 CREATE FUNCTION sqlguard.shape_key(relation regclass) RETURNS bigint
-    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
     AS $$
         SELECT hashtextextended(relation::oid::text || string_agg(
                    a.attnum || ' ' || quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod),
@@ -19,6 +19,12 @@ CREATE FUNCTION sqlguard.shape_key(relation regclass) RETURNS bigint
         FROM pg_attribute a
         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     $$;
+
+-- A row as the capture functions write it, for who compares rows with a search_path of his own: names in columns of
+-- types like regclass follow that.
+CREATE FUNCTION sqlguard.row_text(whole record) RETURNS text
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$ BEGIN RETURN whole::text; END $$;
 
 -- Two sessions that meet a new shape at the same time must not wait for each other's commit, as a unique index
 -- would have them do. Rows with the same id are the same.
@@ -217,7 +223,7 @@ CREATE FUNCTION sqlguard.note_change(
 
 -- With its own search_path: names of types must be qualified, whoever asks.
 CREATE FUNCTION sqlguard.keep_shape(shape bigint, relation oid) RETURNS void
-    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
     AS $$
         INSERT INTO sqlguard.shape (id, relid, columns, types, numbers)
             SELECT shape, relation, array_agg(a.attname::text ORDER BY a.attnum),

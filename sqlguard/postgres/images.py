@@ -24,6 +24,7 @@ SETTINGS = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "lc_monetary": "C",
+    "quote_all_identifiers": "off",
     "row_security": "off",
 }
 

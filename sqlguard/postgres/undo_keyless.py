@@ -26,7 +26,7 @@ _PAIRS = """
                           WHERE x.change_set_id = {old} AND x.row_change_id = s.id)),
     there AS MATERIALIZED (
         SELECT t.*, row_number() OVER (PARTITION BY t.hash ORDER BY t.leaf, t.at) AS n
-        FROM (SELECT {row}.tableoid AS leaf, {row}.ctid AS at, ({row}.*)::text AS now, {found} AS hash
+        FROM (SELECT {row}.tableoid AS leaf, {row}.ctid AS at, sqlguard.row_text(ROW({row}.*)) AS now, {found} AS hash
               FROM {table} AS {row} WHERE {left_alone} AND {single} FOR UPDATE OF {row}) t),
     pairs AS MATERIALIZED (
         SELECT {src}.id, {src}.image, there.leaf, there.at, there.now FROM {src} JOIN there USING (hash, n)
@@ -67,7 +67,7 @@ def revert_by_image(run: Statements, work: Work) -> int:
             done AS (
                 UPDATE {table} AS {row} SET ({columns}) = ROW({values}) FROM pairs
                 WHERE {row}.tableoid = pairs.leaf AND {row}.ctid = pairs.at
-                RETURNING pairs.now, hashtextextended(({row}.*)::text, 0) AS after),
+                RETURNING pairs.now, hashtextextended(sqlguard.row_text(ROW({row}.*)), 0) AS after),
             kept AS (
                 INSERT INTO sqlguard.row_change (change_set_id, before, after) SELECT {new}, now, after FROM done)
             SELECT count(*) FROM done
@@ -87,8 +87,8 @@ def not_inserted(run: Statements, work: Work) -> None:
         """
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
         SELECT {old}, w.id, 'a unique value is taken'
-        FROM (SELECT s.id, hashtextextended((s.image)::text, 0) AS hash,
-                     row_number() OVER (PARTITION BY (s.image)::text ORDER BY s.id) AS n FROM ({images}) s) w
+        FROM (SELECT s.id, hashtextextended(sqlguard.row_text(s.image), 0) AS hash,
+                     row_number() OVER (PARTITION BY sqlguard.row_text(s.image) ORDER BY s.id) AS n FROM ({images}) s) w
         LEFT JOIN (SELECT r.after AS hash, row_number() OVER (PARTITION BY r.after) AS n
                    FROM sqlguard.row_change r WHERE r.change_set_id = {new}) b USING (hash, n)
         WHERE b.n IS NULL
@@ -110,7 +110,7 @@ def _pairs(run: Statements, work: Work) -> sql.Composed:
         _PAIRS,
         work,
         made=sql.SQL("k.after") if hashed else zero,
-        found=sql.SQL("hashtextextended(({}.*)::text, 0)").format(ROW) if hashed else zero,
+        found=sql.SQL("hashtextextended(sqlguard.row_text(ROW({}.*)), 0)").format(ROW) if hashed else zero,
         # Without hashes the rows of the set must be all that its transaction left in the table, and all there.
         complete=true if hashed else run.fill(_ALL_THERE, work, relid=sql.Literal(work.change.relid)),
         left_alone=run.fill(_LEFT_ALONE, work, relid=sql.Literal(work.change.relid)),
@@ -153,14 +153,14 @@ def unmark_by_image(run: Statements, work: Work) -> int:
             """
             WITH {src} AS MATERIALIZED (
                 SELECT s.id, (s.image)::text AS image,
-                       row_number() OVER (PARTITION BY (s.image)::text ORDER BY s.id) AS n
+                       row_number() OVER (PARTITION BY sqlguard.row_text(s.image) ORDER BY s.id) AS n
                 FROM ({images}) s
                 WHERE NOT EXISTS (SELECT FROM pg_temp.sqlguard_conflict x
                                   WHERE x.change_set_id = {old} AND x.row_change_id = s.id)),
             marked AS MATERIALIZED (
                 SELECT m.*, row_number() OVER (PARTITION BY m.image ORDER BY m.leaf, m.at) AS n
                 FROM (SELECT {row}.tableoid AS leaf, {row}.ctid AS at, {live}::text AS image,
-                             ({row}.*)::text AS now
+                             sqlguard.row_text(ROW({row}.*)) AS now
                       FROM {table} AS {row} WHERE {untouched} FOR UPDATE OF {row}) m),
             pairs AS MATERIALIZED (
                 SELECT {src}.id, marked.leaf, marked.at, marked.now

@@ -26,6 +26,7 @@ PINNED = (
     ("extra_float_digits", "1"),
     ("bytea_output", "hex"),
     ("lc_monetary", "C"),
+    ("quote_all_identifiers", "off"),
 )
 #: Sets of up to so many rows keep a hash of each new row.
 HASHED = 1000
