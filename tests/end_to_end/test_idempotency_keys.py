@@ -2,6 +2,7 @@
 
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -181,3 +182,30 @@ def test_the_journal_tells_a_repeat_from_the_write(wired_world: Wired, way: str)
             [agent.task.task.id],
         ).fetchall()
     assert dict(details) == {first["id"]: None, second["id"]: first["id"]}
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "latin1"])
+def test_a_key_of_any_characters(wired_world: Wired, agent: Agent, encoding: str) -> None:
+    key = f'it\'s \\ "ä" $1 %s; -- {encoding}'
+    text = f"INSERT INTO plain (id, t) VALUES (1, 'é') RETURNING t /*idempotency_key='{quote(key)}'*/"
+    with agent.connect(client_encoding=encoding) as conn:
+        for _ in range(2):
+            assert conn.execute(text.encode(encoding)).fetchall() == [("é",)]
+    stored = wired_world.value("SELECT array_agg(key) FROM sqlguard.idempotency")
+    assert key in stored
+
+
+def test_a_write_whose_commit_fails_leaves_the_key_free(wired_world: Wired, agent: Agent) -> None:
+    wired_world.owner.execute("""
+        CREATE FUNCTION not_yet() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN IF NEW.n < 0 THEN RAISE EXCEPTION 'too early' USING ERRCODE = '23514'; END IF; RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER not_yet AFTER INSERT ON plain DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION not_yet();
+    """)
+    text = "INSERT INTO plain (id, n) VALUES (77, {}) /*idempotency_key='late'*/"
+    with agent.connect() as conn:
+        with pytest.raises(psycopg.errors.CheckViolation, match="too early"):
+            conn.execute(text.format(-1).encode())
+        assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert conn.execute(text.format(1).encode()).statusmessage == "INSERT 0 1"
+    assert wired_world.outcomes(agent) == ["failed", "committed"]
