@@ -48,7 +48,7 @@ class Django(Suite):
         self.python = fetch.environment(
             self.folder / "django-venv",
             f"django=={self.version}",
-            f"psycopg[binary]=={fetch.PSYCOPG}",
+            f"psycopg[binary,pool]=={fetch.PSYCOPG}",
             "jinja2",
             "tblib",
         )

@@ -14,6 +14,7 @@ from sqlguard.ports import free_port
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
 from sqlguard.proxy.sightings import Sightings
+from sqlguard.proxy.tracing import Tracing
 from sqlguard.settings import Settings
 
 T = TypeVar("T")
@@ -47,7 +48,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(dsn: str, sightings: Sightings | None = None, **settings: Any) -> Iterator[Proxy]:
+def proxy(
+    dsn: str, sightings: Sightings | None = None, tracing: Tracing | None = None, **settings: Any
+) -> Iterator[Proxy]:
     """Serve the operator's *dsn*; everything is closed behind the block."""
     port = free_port()
     given: dict[str, Any] = {
@@ -58,7 +61,7 @@ def proxy(dsn: str, sightings: Sightings | None = None, **settings: Any) -> Iter
         **settings,
     }
     configured = Settings(**given)
-    operator = Operator(dsn, catalog_check_seconds=configured.catalog_check_seconds)
+    operator = Operator(dsn, catalog_check_seconds=configured.catalog_check_seconds, tracing=tracing)
     operator.start()
     loop = uvloop.new_event_loop()
     ready = threading.Event()

@@ -16,11 +16,13 @@ from typing import Any
 import psycopg
 import pytest
 import trustme
-from end_to_end.wired import Agent, Wired, wired_shop
+from end_to_end.wired import POLICY, Agent, Wired, wired_shop
 from servers import fresh_database
 
 from sqlguard.embedded import EmbeddedServer
+from sqlguard.policy import parse_policy
 from sqlguard.ports import free_port
+from sqlguard.postgres.policy_apply import apply_policy
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,27 @@ def test_certificates_are_read_again_without_dropping_clients(world: Wired, tmp_
         with agent.connect(**strict) as third:
             assert third.execute("SELECT 3").fetchone() == (3,)
         assert first.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_new_version_of_a_policy_drops_nobody(world: Wired) -> None:
+    """Who is connected goes on as before; a task that is opened from then on has the new one, without a reload."""
+    changing = b"UPDATE orders SET status = 'paid' WHERE id = 11"
+    with world.visiting() as before, before.connect() as conn:
+        assert conn.execute(changing).statusmessage == "UPDATE 1"
+        narrow = POLICY.replace("update = true", 'update = ["note"]')
+        apply_policy(world.owner, parse_policy(narrow, "wired.toml"))
+        try:
+            assert conn.execute(changing).statusmessage == "UPDATE 1"
+            with before.connect() as second:
+                assert second.execute(changing).statusmessage == "UPDATE 1"
+            with world.visiting() as after, after.connect() as third:
+                with pytest.raises(psycopg.Error) as caught:
+                    third.execute(changing)
+                assert caught.value.sqlstate == "SG002"
+                assert third.execute("UPDATE orders SET note = 'x' WHERE id = 12").statusmessage == "UPDATE 1"
+        finally:
+            apply_policy(world.owner, parse_policy(POLICY, "wired.toml"))
+        assert conn.execute(changing).statusmessage == "UPDATE 1"
 
 
 def test_a_unix_socket(world: Wired, tmp_path: Path) -> None:
