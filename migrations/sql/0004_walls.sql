@@ -602,7 +602,7 @@ CREATE FUNCTION sqlguard.act_on_reference(
                 SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
                 WHERE t.tgrelid = parent AND f.proname = 'check_children'
                     AND f.pronamespace = 'sqlguard'::regnamespace
-                    AND t.tgargs = convert_to(act_on_reference.name, getdatabaseencoding()) || '\x00'::bytea))) THEN
+                    AND t.tgargs = convert_to(act_on_reference.name, getdatabaseencoding()) || decode('00', 'hex')))) THEN
                 PERFORM sqlguard.refuse_violation(name, child, parent, ref_columns,
                     sqlguard.still_refers(child, parents, refers, ref_columns));
             END IF;

@@ -91,3 +91,21 @@ def test_an_undo_restores_whatever_was_set(world: World, setting: str) -> None:
     report = undo(world.op, task=task.task.id)
     assert report.conflicts == ()
     assert contents(world.op) == before
+
+
+def test_a_soft_delete_does_not_depend_on_what_a_backslash_means(world: World) -> None:
+    """The walls' functions are compiled in the task's session."""
+    world.op.execute(
+        "CREATE TABLE boss (id integer PRIMARY KEY);"
+        "CREATE TABLE clerk (id integer PRIMARY KEY, boss integer REFERENCES boss DEFERRABLE);"
+        "INSERT INTO boss VALUES (1), (2); INSERT INTO clerk VALUES (1, 1)"
+    )
+    guard_tables(world.op, ["boss", "clerk"], "soft")
+    world.apply(POLICY + '[tables."public.boss"]\ndelete = "soft"\n')
+    task = open_task(world.op, agent="mallory", policy="loose")
+    mark = "deleted_at = statement_timestamp(), deleted_by_agent = 'mallory'"
+    with world.database.connect(world.database.dsn_for(task.role, task.password)) as agent:
+        agent.execute("SET standard_conforming_strings = off; SET default_transaction_read_only = off")
+        agent.execute(f"UPDATE boss SET {mark} WHERE id = 2".encode())
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            agent.execute(f"UPDATE boss SET {mark} WHERE id = 1".encode())
