@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from sqlguard.errors import ProtocolViolation, Refused, SqlguardError, TaskEnded
 from sqlguard.postgres.control import Login
+from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.sockets import Side
 from sqlguard.wire import startup as wire
@@ -114,7 +115,7 @@ class Door:
                         raise InvalidPassword(f'password authentication failed for user "{name}"')
 
     def _check(self, side: Side, request: Request) -> None:
-        """Refuse what a task may not bring along. Raises Refused, TooManyClients."""
+        """Refuse what a task may not bring along. Raises Refused, NotUnderstood, TooManyClients."""
         if not self.has_room():
             raise TooManyClients("the proxy has as many clients as it takes")
         if self.tls_required and not side.secure:
@@ -124,6 +125,9 @@ class Door:
                 f"this proxy serves the database `{self.database}`",
                 hint="use the dsn that `sqlguard task open` printed",
             )
+        for setting in request.settings:
+            if setting.name == b"client_encoding":
+                codec(setting.value.decode("ascii", "replace"))  # one that can't be judged is refused
         for setting in request.doubtful:
             if setting.name not in _OWN_SETTINGS:
                 name = setting.name.decode("utf-8", "replace")

@@ -91,9 +91,12 @@ class Steps(ABC):
         if session.books.is_skipping or self.ways[kind](raw):
             return
         await self._make_writable()
-        if session.books.is_skipping:
+        if session.books.is_skipping or self.ways[kind](raw):
             return
-        self.ways[kind](raw)
+        # It means what the server says to what we have sent ourselves.
+        await session.barrier()
+        if not session.books.is_skipping:
+            self.ways[kind](raw)
 
     async def _make_writable(self) -> None:
         """See to it that the transaction that the next message runs in may write."""

@@ -4,6 +4,7 @@ Statements and pipelines that once got past the guard, or were refused without a
 A write that gets past it shows as a changed row without an entry in the journal.
 """
 
+import psycopg
 import pytest
 from end_to_end.raw import Raw, bind, kinds, raw
 from end_to_end.wired import Agent, Wired
@@ -135,6 +136,23 @@ def test_the_end_of_a_transaction_that_no_begin_opened(end: bytes, wired_world: 
     changed = wired_world.owner.execute("SELECT id FROM orders WHERE note IN ('unseen', 'behind')").fetchall()
     assert ((5,) in changed, (7,) in changed) == (stands, True)
     assert wired_world.outcomes(agent) == ["committed" if stands else "rolled_back", "committed"]
+
+
+def test_a_write_that_sql_has_prepared_is_executed_by_the_extended_protocol(
+    wired_world: Wired, agent: Agent
+) -> None:
+    with raw(agent) as client:
+        _say(client, [Query(b"PREPARE n AS " + _WRITE)])
+        assert _say(client, _run(b"EXECUTE n")) == "12DCZ"
+        assert (
+            _say(client, [Parse(b"e", b"EXECUTE n"), bind(statement=b"e"), Execute(b""), Sync()]) == "12DCZ"
+        )
+    _journaled(wired_world, agent, 2)
+
+
+def test_an_encoding_that_can_t_be_judged_is_refused_at_the_start(agent: Agent) -> None:
+    with pytest.raises(psycopg.OperationalError, match="client_encoding `SJIS` is not accepted"):
+        agent.connect(client_encoding="SJIS")
 
 
 def test_a_query_behind_a_pipeline_without_a_sync(wired_world: Wired, agent: Agent) -> None:
