@@ -176,13 +176,20 @@ class Draft:
     reasons: tuple[str, ...] = ()
     approvals: int = 1
     lifetime_seconds: float = 3600.0
+    policy: Policy | None = None
+
+    def classes_with(self, report: Mapping[str, Any]) -> list[str]:
+        """Return the compliance classes of what the statements name and of all that they reached."""
+        touched = [change["table"] for kind in ("affected", "unguarded") for change in report.get(kind, ())]
+        rules = [self.policy.table_rule(*name.split(".", 1)) for name in touched] if self.policy else []
+        return sorted({*self.classes, *(name for rule in rules if rule for name in rule.class_)})
 
     @property
     def statement_hash(self) -> str:
         return plan_hash([(step.statement, step.params) for step in self.steps])
 
-    def document(self, drift_of: int | None = None) -> dict[str, Any]:
-        """Return the JSON that `sqlguard.record_plan` takes."""
+    def document(self, report: Mapping[str, Any], drift_of: int | None = None) -> dict[str, Any]:
+        """Return the JSON that `sqlguard.record_plan` takes; *report* is the run's."""
         return {
             "action_id": self.steps[0].action,
             "role": self.role,
@@ -190,7 +197,7 @@ class Draft:
             "statements": [step.as_dict() for step in self.steps],
             "statement_hash": self.statement_hash,
             "tier": self.tier,
-            "classes": list(self.classes),
+            "classes": self.classes_with(report),
             "reasons": list(self.reasons),
             "approvals": self.approvals,
             "lifetime": f"{self.lifetime_seconds} seconds",
@@ -235,6 +242,7 @@ class Stage:
             tuple(dict.fromkeys(reason for ruling in self.rulings for reason in ruling.reasons)),
             max((ruling.approvals for ruling in self.rulings), default=1),
             policy.defaults.plan_ttl.total_seconds(),
+            policy,
         )
 
 

@@ -330,13 +330,19 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DE
             own text := (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user);
             report jsonb;
         BEGIN
+            -- PostgreSQL's own cascades fire triggers at the depth of the statement: what it does not name is nested.
             SELECT jsonb_build_object(
                 'affected', (
                     SELECT coalesce(jsonb_agg(jsonb_build_object('table', q.name, 'op', q.op, 'rows', q.rows,
                                                                  'nested', q.nested) ORDER BY q.n), '[]')
                     FROM (SELECT s.schema_name || '.' || s.table_name AS name, s.op, sum(s.rows)::bigint AS rows,
-                                 bool_and(s.depth > 0) AS nested, min(s.id) AS n
-                          FROM sqlguard.change_set s
+                                 bool_and(s.depth > 0 OR NOT s.schema_name || '.' || s.table_name = ANY (a.tables)
+                                          AND NOT EXISTS (SELECT FROM pg_partition_ancestors(s.relid) p
+                                                          JOIN pg_class c ON c.oid = p.relid
+                                                          WHERE c.relnamespace::regnamespace || '.' || c.relname
+                                                              = ANY (a.tables))) AS nested,
+                                 min(s.id) AS n
+                          FROM sqlguard.change_set s LEFT JOIN sqlguard.action a ON a.id = s.action_id
                           WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
                           GROUP BY 1, 2) q),
                 'unguarded', (

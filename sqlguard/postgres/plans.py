@@ -119,13 +119,19 @@ def redeem(
 
 def record(conn: Connection, draft: Draft, found: RunOutcome, drift_of: int | None = None) -> int:
     """Store a plan and tell approvers; return its id."""
-    values = [Jsonb(draft.document(drift_of)), found.text, found.signed]
+    values = [Jsonb(draft.document(found.report, drift_of)), found.text, found.signed]
     return _recorded(conn, "SELECT sqlguard.record_plan(%s, %s, %s)", values)
 
 
 def record_previewed(conn: Connection, draft: Draft, found: RunOutcome, detail: Mapping[str, Any]) -> int:
     """Store the plan of a preview, and that its action came to no more than that, with *detail*; return its id."""
-    values = [Jsonb(draft.document()), found.text, found.signed, draft.steps[0].action, Jsonb(dict(detail))]
+    values = [
+        Jsonb(draft.document(found.report)),
+        found.text,
+        found.signed,
+        draft.steps[0].action,
+        Jsonb(dict(detail)),
+    ]
     return _recorded(conn, _PREVIEWED, values)
 
 
