@@ -31,6 +31,8 @@ _UNSEEN = {
     )
 }
 
+_UNSEEN_JSON = {code: f"\\u{code:04x}" for code in _UNSEEN if code > 32}  # noqa: PLR2004 (the blank)
+
 
 def visible(text: str) -> str:
     """Return *text* with an escape for each character that a terminal would not show as itself."""
@@ -72,8 +74,10 @@ def plain(value: object) -> object:  # noqa: PLR0911 (one line per type)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document."""
-    sys.stdout.write(json.dumps(value, default=plain, ensure_ascii=False, indent=2) + "\n")
+    """Print one JSON document; what a terminal would not show as itself is escaped, as JSON has it."""
+    text = json.dumps(value, default=plain, ensure_ascii=False, indent=2)
+    # Below the blank JSON has escaped everything itself, but for the line ends of its own.
+    sys.stdout.write(text.translate(_UNSEEN_JSON) + "\n")
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

@@ -167,7 +167,7 @@ def _show(plan: plans.Plan) -> None:
         out.print(f"rejected: {document['rejected_because']}", markup=False)
     if document["reported_by"] == "task":
         out.print(
-            "[yellow]The statement is what the task's own session says it was; the rows are measured.[/]"
+            "[yellow]Statement, tier and reasons are what the task's own session says; the rows are measured.[/]"
         )
     for statement in document["statements"][:_SHOWN]:
         out.print(f"  {statement['statement'].strip()}", markup=False)

@@ -1,5 +1,7 @@
 """What a person decides by is on the screen as it is: no text of an agent's moves the cursor or hides a word."""
 
+import json
+
 import pytest
 
 from sqlguard.cli import output
@@ -21,3 +23,12 @@ def test_what_a_terminal_would_obey_is_shown(character: str, capsys: pytest.Capt
 def test_what_people_write_stays(capsys: pytest.CaptureFixture[str]) -> None:
     output.out.print("Größe 漢字 👩‍👩‍👧 …\r\n\tSELECT 1", markup=False)
     assert capsys.readouterr().out == "Größe 漢字 👩‍👩‍👧 …\n        SELECT 1\n"
+
+
+def test_json_on_a_terminal_shows_every_character_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "a\x1b[2J\x7f\x9b2J\u202eb é"
+    output.print_json({"statement": told})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"statement": told}
+    assert not set(printed) & set("\x1b\x7f\x9b\u202e")
+    assert "é" in printed
