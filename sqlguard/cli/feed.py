@@ -89,7 +89,11 @@ def follow(
             if not feed.drop():
                 raise NotConfigured(f"there is no feed `{name}`", hint="see `sqlguard journal follow --list`")
         else:
-            feed.create(from_start=from_start)
+            if feed.create(from_start=from_start) and not from_start:
+                err.print(
+                    f"the feed `{name}` is new: it begins with what comes now (`--from-start`: with all there is)",
+                    markup=False,
+                )
             _run(conn, feed, _print if webhook is None else _poster(webhook), once=once)
 
 
