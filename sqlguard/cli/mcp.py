@@ -59,14 +59,17 @@ def mcp(
     configure_logs("warning", as_json=False)
     door = checked(Door(operator_dsn(dsn), policy, agent, length, purpose, parameters(param or [])))
     # What is told to the process is no business of the tools.
-    token = os.environ.pop(TOKEN_VARIABLE, None) or secrets.token_urlsafe(24)
+    given = os.environ.pop(TOKEN_VARIABLE, None)
+    token = given or secrets.token_urlsafe(24)
     if http is None:
         run_stdio(Guard(door, shared=True))
         return
     host, port = settings.host_and_port(http)
     guard = Guard(door, shared=False)
     err.print(f"sqlguard mcp: http://{http}/mcp", markup=False)
-    err.print(f"Authorization: Bearer {token}", markup=False)
+    # One that was given is known already, and standard error may go to a log.
+    shown = f"(the value of {TOKEN_VARIABLE})" if given else token
+    err.print(f"Authorization: Bearer {shown}", markup=False)
     run_http(guard, host=host, port=port, token=token, allowed_hosts=tuple(allow_host or ()))
 
 
