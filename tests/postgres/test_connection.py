@@ -19,6 +19,7 @@ from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.postgres.tasks import OpenedTask, end_task, open_task
 from sqlguard.postgres.undo import undo
 
+
 @pytest.fixture(scope="module")
 def shop(server: EmbeddedServer) -> Iterator[Database]:
     with fresh_database(server) as database:
@@ -210,7 +211,9 @@ def test_values_that_python_has_no_room_for_are_read_as_text(db: sqlguard.Guarde
 
 
 def test_only_the_first_rows_of_a_read_are_kept(db: sqlguard.GuardedConnection) -> None:
-    found = db.execute("SELECT n, n::text AS t FROM generate_series(1, 5000) n WHERE n <= %s", [5000], max_rows=3)
+    found = db.execute(
+        "SELECT n, n::text AS t FROM generate_series(1, 5000) n WHERE n <= %s", [5000], max_rows=3
+    )
     assert (found.rows, found.columns) == (((1, "1"), (2, "2"), (3, "3")), ("n", "t"))
     assert (found.rowcount, found.tag) == (5000, "SELECT 5000")
     nothing = db.execute("SELECT 1 AS one WHERE false", max_rows=3)
