@@ -22,7 +22,7 @@ from sqlguard.proxy.observer import Observer
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
-from sqlguard.proxy.startup import Cancel
+from sqlguard.proxy.startup import Cancel, direct_tls
 from sqlguard.wire.frontend import decode_startup
 from sqlguard.wire.messages import CancelRequest, GSSENCRequest, SSLRequest, StartupMessage
 from sqlguard.wire.parameters import Request, read_request
@@ -71,6 +71,7 @@ class Relay:
     async def _startup(self, side: Side) -> tuple[bytes, bytes]:
         """Return the StartupMessage, whole, and what is behind it. Raises as `serve`."""
         held = b""
+        await direct_tls(side, self.tls)
         while True:
             while (length := _whole(held)) is None:
                 held += await side.some()

@@ -32,7 +32,7 @@ from sqlguard.proxy.relay import Relay
 from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
-from sqlguard.proxy.startup import Cancel, Door, Welcome
+from sqlguard.proxy.startup import ALPN, Cancel, Door, Welcome
 from sqlguard.settings import Settings
 from sqlguard.wire.channel_binding import end_point_hash
 from sqlguard.wire.frontend import CancelRequest
@@ -117,6 +117,7 @@ class Server:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            context.set_alpn_protocols([ALPN])
             return context, end_point_hash(Path(settings.tls_cert).read_text(encoding="ascii"))
         except (OSError, ValueError) as fault:
             raise NotConfigured(

@@ -7,9 +7,10 @@ session, because too much waits in it already. So a slow reader holds up nobody 
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 #: Above this many unsent bytes the other side is paused: a 239 MB result then took 24 MB of memory.
 HIGH_WATER = 256 * 1024
@@ -19,6 +20,11 @@ TLS_PIECE = 8192
 _LOGIN_LIMIT = 64 * 1024
 #: A peer that does not take its last bytes within this many seconds is cut off.
 _LINGER = 10.0
+
+
+#: A peer that is silent for so many seconds is asked so often, so many times, whether it is still there.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+_TLS_RECORD = 0x16
 
 
 class Closed(ConnectionError):
@@ -52,6 +58,7 @@ class Side(asyncio.Protocol):
         self._open_sides.add(self)
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=HIGH_WATER)
+        keep_alive(self.transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if self.deliver is not None:
@@ -134,11 +141,34 @@ class Side(asyncio.Protocol):
         transport = self._transport
         transport.pause_reading()
         self.write(answer)
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(loop.start_tls(transport, self, context, server_side=True))
         try:
-            made = await asyncio.get_running_loop().start_tls(transport, self, context, server_side=True)
+            if self._buffer:
+                # It has begun with TLS. Two turns of the loop later TLS listens, and nothing was read meanwhile.
+                for _ in range(2):
+                    await asyncio.sleep(0)
+                _receive(transport.get_protocol(), bytes(self._buffer))
+                self._buffer.clear()
+            made = await work
         except (OSError, ssl.SSLError):
             raise Closed from None
+        finally:
+            work.cancel()
         self.secured(made)
+
+    async def begins_with_tls(self) -> bool:
+        """Wait for the client's first byte; say whether it begins with TLS, without asking for it. Raises Closed."""
+        first = await self.some()
+        self._buffer[:0] = first
+        return first[0] == _TLS_RECORD
+
+    @property
+    def alpn(self) -> str | None:
+        """Return the protocol that TLS has agreed on for what is in it."""
+        made = self._transport.get_extra_info("ssl_object")
+        found: str | None = made.selected_alpn_protocol() if made is not None else None
+        return found
 
     def secured(self, transport: asyncio.BaseTransport | None) -> None:
         """Go on through TLS. Raises Closed if the peer went away in the handshake."""
@@ -215,3 +245,23 @@ class Side(asyncio.Protocol):
         """Close at once; what is unsent is lost."""
         if self.transport is not None:
             self.transport.abort()
+
+
+def keep_alive(made: socket.socket | None) -> None:
+    """Have the kernel notice a peer that is gone without a word."""
+    if made is None or made.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE:
+        if hasattr(socket, name):  # not everywhere
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _receive(protocol: Any, data: bytes) -> None:
+    """Give *protocol*, asyncio's for TLS, what was read before it was there."""
+    while data:
+        room = protocol.get_buffer(len(data))
+        taken = min(len(room), len(data))
+        room[:taken] = data[:taken]
+        protocol.buffer_updated(taken)
+        data = data[taken:]

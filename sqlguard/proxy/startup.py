@@ -14,7 +14,7 @@ from sqlguard.errors import ProtocolViolation, Refused, SqlguardError, TaskEnded
 from sqlguard.postgres.control import Login
 from sqlguard.proxy.encoding import codec
 from sqlguard.proxy.operator import Operator
-from sqlguard.proxy.sockets import Side
+from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.wire import startup as wire
 from sqlguard.wire.messages import PROTOCOL_3_0, PROTOCOL_3_2, CancelRequest
 from sqlguard.wire.parameters import Request
@@ -33,6 +33,8 @@ _OWN_SETTINGS = frozenset(
     }
 )
 _NONCE_BYTES = 18
+#: How TLS calls PostgreSQL's protocol.
+ALPN = "postgresql"
 
 
 class Cancel(Exception):
@@ -83,7 +85,8 @@ class Door:
     async def welcome(self, side: Side) -> Welcome:
         """Lead a client to the point where PostgreSQL can be asked. Raises Cancel, SqlguardError, Closed."""
         newest = PROTOCOL_3_2 if self.operator.catalog.server_version >= _KNOWS_3_2 else PROTOCOL_3_0
-        startup = wire.Startup(can_tls=self.tls is not None, newest=newest)
+        await direct_tls(side, self.tls)
+        startup = wire.Startup(can_tls=self.tls is not None, newest=newest, is_encrypted=side.secure)
         asked: wire.StartupAsked | None = None
         login: Login | None = None
         while True:
@@ -142,6 +145,19 @@ class Door:
         if self.tls is None:
             raise ProtocolViolation("TLS is not offered here")
         await side.start_tls(self.tls, answer)
+
+
+async def direct_tls(side: Side, tls: ssl.SSLContext | None) -> None:
+    """
+    Do the handshake with a client that begins with it (sslnegotiation=direct). Raises Closed.
+
+    As with PostgreSQL it has to say what it is about to speak: then no other protocol's client can be led here.
+    """
+    if tls is None or not await side.begins_with_tls():
+        return
+    await side.start_tls(tls, b"")
+    if side.alpn != ALPN:
+        raise Closed
 
 
 def _living(login: Login | None) -> Login:

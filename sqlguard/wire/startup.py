@@ -142,9 +142,10 @@ Event = Answer | TlsBegins | CancelAsked | StartupAsked | ProofAccepted | ProofR
 class Startup:
     """One per connection; *newest* is the highest protocol version that is spoken here."""
 
-    def __init__(self, *, can_tls: bool, newest: int = PROTOCOL_3_2) -> None:
-        self.state = State.FRESH
-        self.is_encrypted = False
+    def __init__(self, *, can_tls: bool, newest: int = PROTOCOL_3_2, is_encrypted: bool = False) -> None:
+        """*is_encrypted*: the client has begun with TLS."""
+        self.state = State.ENCRYPTED if is_encrypted else State.FRESH
+        self.is_encrypted = is_encrypted
         self._can_tls = can_tls
         self._newest = newest
         self._held = bytearray()

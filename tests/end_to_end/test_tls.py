@@ -1,6 +1,7 @@
 """TLS to clients and to PostgreSQL."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import trustme
 from end_to_end.inprocess import proxy
 from end_to_end.raw import Raw
+from end_to_end.test_fuzz import startup
 from end_to_end.wired import Agent, Wired, wired_shop
 from psycopg import sql
 from servers import OWNER, OWNER_PASSWORD, SETTINGS, Database, create
@@ -21,7 +23,7 @@ from servers import OWNER, OWNER_PASSWORD, SETTINGS, Database, create
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.embedded.binaries import find_bindir
 from sqlguard.wire.channel_binding import end_point_hash
-from sqlguard.wire.messages import SSLRequest
+from sqlguard.wire.messages import CancelRequest, SSLRequest
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,38 @@ def test_a_verified_connection_bound_to_the_certificate(guest: Agent, papers: di
     ) as conn:
         assert conn.pgconn.ssl_in_use
         assert conn.execute("DELETE FROM customers WHERE id = 160").statusmessage == "DELETE 1"
+
+
+def _is_direct(conn: "psycopg.Connection[Any]") -> bool:
+    assert conn.pgconn.ssl_in_use
+    return conn.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.skipif(psycopg.pq.version() < 170000, reason="libpq has sslnegotiation since 17")
+def test_tls_from_the_first_byte(guest: Agent, papers: dict[str, Path]) -> None:
+    with guest.connect(
+        sslmode="verify-full",
+        sslrootcert=str(papers["ca.pem"]),
+        channel_binding="require",
+        sslnegotiation="direct",
+    ) as conn:
+        assert _is_direct(conn)
+        assert conn.execute("SELECT length(repeat('x', 100000))").fetchone() == (100_000,)
+
+
+def test_who_begins_with_tls_has_to_say_what_it_speaks(guest: Agent) -> None:
+    for protocols, wanted in ((["postgresql"], True), (["http/1.1"], False), ([], False)):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if protocols:
+            context.set_alpn_protocols(protocols)
+        with socket.create_connection((guest.host, guest.port), timeout=10) as plain:
+            try:
+                with context.wrap_socket(plain) as client:
+                    client.sendall(CancelRequest(1, b"1234").encode() if not wanted else startup(guest))
+                    assert client.recv(1)[:1] == (b"R" if wanted else b"")
+            except (ssl.SSLError, ConnectionResetError):
+                assert not wanted
 
 
 def test_without_channel_binding(guest: Agent) -> None:
