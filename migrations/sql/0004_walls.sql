@@ -433,15 +433,25 @@ CREATE FUNCTION sqlguard.rows_may_change(relation oid) RETURNS boolean
 
 -- Foreign keys whose referential actions change rows of other tables when rows of a relation are deleted (or, with
 -- 'update', when a key changes: a CASCADE then is taken back by the undo of the key).
-CREATE FUNCTION sqlguard.actions_of(relation oid, operation text) RETURNS TABLE (child oid, columns text[])
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION sqlguard.actions_of(relation oid, operation text)
+    RETURNS TABLE (child oid, columns text[], is_kept boolean)
+    -- PL/pgSQL, because it keeps its plan.
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
     AS $$
-        SELECT DISTINCT c.conrelid, ARRAY(SELECT a.attname::text FROM unnest(c.confkey) k (n)
-                                          JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n)
-        FROM pg_trigger t JOIN pg_constraint c ON c.oid = t.tgconstraint
-        WHERE t.tgrelid IN (SELECT relation UNION SELECT p.relid FROM pg_partition_tree(relation) p)
-            AND t.tgisinternal AND t.tgconstrrelid <> 0 AND c.contype = 'f'
-            AND CASE operation WHEN 'delete' THEN c.confdeltype IN ('c', 'n', 'd') ELSE c.confupdtype IN ('n', 'd') END
+        BEGIN
+            RETURN QUERY
+                SELECT c.conrelid,
+                       ARRAY(SELECT a.attname::text FROM unnest(c.confkey) k (n)
+                             JOIN pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.n),
+                       EXISTS (SELECT FROM sqlguard.guarded_table g
+                               WHERE g.relid = c.conrelid OR g.relid IN (SELECT pg_partition_ancestors(c.conrelid)))
+                FROM (SELECT relation AS oid UNION SELECT p.relid FROM pg_partition_tree(relation) p) r
+                CROSS JOIN LATERAL (SELECT t.tgconstraint FROM pg_trigger t
+                                    WHERE t.tgrelid = r.oid AND t.tgisinternal AND t.tgconstrrelid <> 0 OFFSET 0) t
+                JOIN pg_constraint c ON c.oid = t.tgconstraint
+                WHERE c.contype = 'f' AND CASE operation WHEN 'delete' THEN c.confdeltype IN ('c', 'n', 'd')
+                                                         ELSE c.confupdtype IN ('n', 'd') END;
+        END
     $$;
 
 -- Whether a statement on a relation can change rows that its own capture does not see, by foreign keys and by
@@ -474,15 +484,15 @@ CREATE FUNCTION sqlguard.refuse_unkept(relation oid, operation text, by_row bool
                 WHERE NOT by_row OR NOT EXISTS (SELECT FROM pg_trigger t
                                                 WHERE t.tgrelid = b.inhrelid AND t.tgname = 'sqlguard_insert') LIMIT 1;
             IF NOT FOUND AND operation = 'delete' THEN
-                SELECT a.child INTO unkept FROM sqlguard.actions_of(relation, operation) a
-                    WHERE sqlguard.mode_of(a.child) IS NULL LIMIT 1;
+                SELECT a.child INTO unkept FROM sqlguard.actions_of(relation, operation) a WHERE NOT a.is_kept LIMIT 1;
             END IF;
             IF unkept IS NOT NULL THEN
                 PERFORM sqlguard.refuse_reaching(relation, unkept);
             END IF;
-            SELECT array_agg(DISTINCT c) INTO kept_still
-                FROM sqlguard.actions_of(relation, operation) a, unnest(a.columns) c
-                WHERE operation = 'update' AND sqlguard.mode_of(a.child) IS NULL;
+            IF operation = 'update' THEN
+                SELECT array_agg(DISTINCT c) INTO kept_still
+                    FROM sqlguard.actions_of(relation, operation) a, unnest(a.columns) c WHERE NOT a.is_kept;
+            END IF;
             RETURN kept_still;
         END
     $$;
@@ -492,8 +502,7 @@ CREATE FUNCTION sqlguard.refuse_reaching(relation oid, unkept oid) RETURNS void
     AS $$
         BEGIN
             RAISE EXCEPTION 'the statement would change rows of `%`, which is not guarded', coalesce(unkept, (
-                    SELECT a.child FROM sqlguard.actions_of(relation, 'update') a
-                    WHERE sqlguard.mode_of(a.child) IS NULL LIMIT 1))::regclass
+                    SELECT a.child FROM sqlguard.actions_of(relation, 'update') a WHERE NOT a.is_kept LIMIT 1))::regclass
                 USING ERRCODE = 'SG002', HINT = format('ask the operator to run `sqlguard guard %s` again', relation::regclass);
         END
     $$;
