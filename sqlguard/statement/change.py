@@ -41,10 +41,21 @@ def _closed(walk: Walk, outer: Level, target: Entry) -> None:
 
 
 def _returning(walk: Walk, body: Body, target: Entry) -> None:
-    if "returningClause" in body:
-        for alias in ("old", "new"):
-            walk.level.entries.append(Entry(alias, target.columns))
-        walk.typed("ReturningClause", body["returningClause"])
+    clause = body.get("returningClause")
+    if clause is None:
+        return
+    names = dict(_VERSIONS)
+    for item in clause.get("options", ()):
+        names[item["ReturningOption"]["option"]] = item["ReturningOption"]["value"]
+    versions = [Entry(n, target.columns, table=target.table, relation=target.relation) for n in names.values()]
+    walk.level.entries += versions
+    walk.typed("ReturningClause", clause)
+    # Both are the target's row: what is read of them is read of it.
+    walk.entries += [version for version in versions if version.used or version.star]
+
+
+#: How a row before and after the write is called, if the clause does not say otherwise.
+_VERSIONS = {"RETURNING_OPTION_OLD": "old", "RETURNING_OPTION_NEW": "new"}
 
 
 def _assigned(targets: Any) -> tuple[str, ...]:

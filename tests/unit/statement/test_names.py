@@ -75,6 +75,10 @@ def test_a_temporary_table_hides_a_table() -> None:
         ("SELECT row_to_json(a) FROM accounts a", None),
         ("SELECT 1 FROM accounts a NATURAL JOIN kv", None),
         ("SELECT (SELECT email) FROM accounts", ("email",)),
+        ("UPDATE accounts SET status = 'x' WHERE id = 1 RETURNING old.email", ("email", "id")),
+        ("UPDATE accounts SET status = 'x' WHERE id = 1 RETURNING WITH (NEW AS n) n.email", ("email", "id")),
+        ("UPDATE accounts SET status = 'x' WHERE id = 1 RETURNING old", None),
+        ("DELETE FROM accounts WHERE id = 1 RETURNING old.*", None),
     ],
 )
 def test_columns_that_are_read(text: str, columns: tuple[str, ...] | None) -> None:
