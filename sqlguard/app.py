@@ -22,6 +22,7 @@ from sqlguard.proxy.health import Answer, Health
 from sqlguard.proxy.listeners import remove, unix_socket
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.server import Server
+from sqlguard.proxy.siblings import Siblings
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.supervisor import notify
 from sqlguard.proxy.tracing import tracing
@@ -61,8 +62,11 @@ def serve(settings: Settings) -> None:
     with _unix_socket(settings) as listener:
         if settings.workers > 1:
             # Before anything has a thread or a connection: a fork takes neither along.
+            siblings = Siblings(settings.workers)
             workers.run(
-                settings.workers, lambda number: _work(settings, number, listener), Janitor(settings.dsn)
+                settings.workers,
+                lambda number: _work(settings, number, listener, siblings),
+                Janitor(settings.dsn),
             )
         else:
             with Janitor(settings.dsn):
@@ -82,7 +86,9 @@ def _unix_socket(settings: Settings) -> Iterator[socket.socket | None]:
         remove(listener, settings.unix_socket, port)
 
 
-def _work(settings: Settings, number: int, listener: socket.socket | None) -> None:
+def _work(
+    settings: Settings, number: int, listener: socket.socket | None, siblings: Siblings | None = None
+) -> None:
     """Be one worker: everything but the janitor."""
     assert settings.dsn is not None  # noqa: S101 (`serve` has looked)
     operator = Operator(settings.dsn, catalog_check_seconds=settings.catalog_check_seconds, tracing=tracing())
@@ -94,7 +100,8 @@ def _work(settings: Settings, number: int, listener: socket.socket | None) -> No
     gc.set_threshold(_COLLECT_EVERY)
     try:
         with suppress(KeyboardInterrupt):
-            uvloop.run(_serve(settings, operator, sightings, number, listener))
+            server = Server(settings, operator, sightings, None if siblings is None else (siblings, number))
+            uvloop.run(_serve(settings, operator, server, number, listener))
     finally:
         if sightings is not None:
             sightings.stop()
@@ -114,11 +121,10 @@ def _sightings(settings: Settings) -> Sightings | None:
 async def _serve(
     settings: Settings,
     operator: Operator,
-    sightings: Sightings | None,
+    server: Server,
     number: int,
     listener: socket.socket | None,
 ) -> None:
-    server = Server(settings, operator, sightings)
     health = _health(settings, operator, server, number)
     await server.start(listener)
     if health is not None:

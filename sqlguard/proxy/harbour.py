@@ -64,6 +64,11 @@ class Harbour:
         berth = self._keys.get(request)
         return request if berth is None else berth.key
 
+    def moved(self, request: CancelRequest) -> CancelRequest | None:
+        """Return the request for where a session is that has changed its connection; None: not here, or it has not."""
+        now = self.current(request)
+        return None if now == request else now
+
     async def place(self, log_in: Callable[[], Awaitable[Backend]]) -> Backend:
         """Log in when there is room. Raises what *log_in* does."""
         if not self._places:

@@ -30,6 +30,7 @@ from sqlguard.proxy.metrics import Gauge
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.relay import Relay
 from sqlguard.proxy.session import AgentSession
+from sqlguard.proxy.siblings import Siblings
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.proxy.startup import ALPN, Cancel, Door, Welcome
@@ -47,8 +48,18 @@ _BACKLOG = 512
 class Server:
     """One proxy: its socket, its sessions, its way to PostgreSQL."""
 
-    def __init__(self, settings: Settings, operator: Operator, sightings: Sightings | None = None) -> None:
-        """With *sightings* it observes: everything is passed on unchanged, and counted there."""
+    def __init__(
+        self,
+        settings: Settings,
+        operator: Operator,
+        sightings: Sightings | None = None,
+        siblings: tuple[Siblings, int] | None = None,
+    ) -> None:
+        """
+        With *sightings* it observes: everything is passed on unchanged, and counted there.
+
+        *siblings* are the workers of which this is one, and which.
+        """
         assert settings.dsn is not None  # noqa: S101 (the composition root has looked)
         self._settings = settings
         self._operator = operator
@@ -77,6 +88,7 @@ class Server:
             )
         )
         self._harbour = Harbour(self._address.open_sides, settings.idle_release, settings.max_backends)
+        self._siblings = siblings
         self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,6 +157,9 @@ class Server:
                 await loop.create_unix_server(self._accept, sock=unix_socket, backlog=_BACKLOG)
             )
         self._harbour.start()
+        if self._siblings is not None:
+            everyone, mine = self._siblings
+            everyone.listen(mine, lambda asked: self._spawn(self._pass_on(self._harbour.moved(asked))))
         log.info("listening", address=self._settings.listen, database=self._address.dbname)
 
     def reload(self) -> None:
@@ -222,6 +237,8 @@ class Server:
                 metrics.login.observe(perf_counter() - began)
                 return
         except Cancel as asked:
+            if self._siblings is not None:
+                self._siblings[0].tell(self._siblings[1], asked.request)
             await self._cancel(asked.request)
         except LoginFailed as fault:
             metrics.logins["refused by PostgreSQL"] += 1
@@ -313,7 +330,9 @@ class Server:
 
     async def _cancel(self, request: CancelRequest | None) -> None:
         """Pass a CancelRequest on to where its session is now; one that is nowhere has nothing to cancel."""
-        now = None if request is None else self._harbour.current(request)
+        await self._pass_on(None if request is None else self._harbour.current(request))
+
+    async def _pass_on(self, now: CancelRequest | None) -> None:
         if now is not None:
             with contextlib.suppress(SqlguardError):
                 await cancel(self._address, now)

@@ -204,6 +204,27 @@ def test_a_unix_socket(world: Wired, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".s.PGSQL.*"))
 
 
+def test_a_cancel_finds_its_session_in_any_worker(
+    world: Wired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once the session has given its connection back, and only one worker knows where it is now."""
+    monkeypatch.setenv("SQLGUARD_IDLE_RELEASE", "0.3")
+    endless = "SELECT count(*) FROM generate_series(1, 90000) a, generate_series(1, 90000) b"
+    with served(world, tmp_path, "--workers", "3") as (_, agent):
+        for _ in range(6):
+            with agent.connect() as conn:
+                first = conn.execute("SELECT pg_backend_pid()").fetchone()
+                time.sleep(0.8)
+                assert conn.execute("SELECT pg_backend_pid()").fetchone() != first
+                timer = threading.Timer(0.3, conn.cancel_safe)
+                timer.start()
+                began = time.monotonic()
+                with pytest.raises(psycopg.errors.QueryCanceled):
+                    conn.execute(endless)
+                assert time.monotonic() - began < 15
+                timer.join()
+
+
 def test_one_of_several_workers_is_killed_under_load(world: Wired, tmp_path: Path) -> None:
     """Nothing that was acknowledged is lost, the others go on, and clients that come again are served."""
     with served(world, tmp_path, "--workers", "2") as (running, agent):
