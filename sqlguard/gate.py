@@ -9,6 +9,7 @@ the write runs.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sqlguard.annotation import Annotation
 from sqlguard.errors import (
@@ -134,10 +135,10 @@ class Gate:
             return refusal(statement.text, fault, statement)
         if statement.kind is Kind.COPY_IN:
             return self._copied_in(Decision(statement, verdict, changed.text, rewritten=changed.changed))
-        answers, count = answers_to(statement, self.context), self._count(statement)
+        answers, counting = answers_to(statement, self.context), partial(self._count, statement)
         if not changed.changed:
             tag = _prepared_tag(statement, session)
-            return Decision(statement, verdict, statement.text, tag=tag, answers=answers, count=count)
+            return Decision(statement, verdict, statement.text, tag=tag, answers=answers, counting=counting)
         return Decision(
             statement,
             verdict,
@@ -147,7 +148,7 @@ class Gate:
             execute_tag=changed.execute_tag,
             position=changed.position,
             answers=answers,
-            count=count,
+            counting=counting,
         )
 
     def _count(self, statement: Statement) -> Count | None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, Refused
@@ -40,11 +41,16 @@ class Decision:
     position: Callable[[int], int | None] | None = None
     #: What answers the functions it calls when it is undone (`policy.answers`), parameters still open.
     answers: tuple[Answer, ...] = ()
-    #: How many rows it would change, to be asked before it is run; None: its run says so.
-    count: Count | None = None
+    #: Makes `count`, for which the tree is walked once more: most writes are run without.
+    counting: Callable[[], Count | None] | None = None
     #: Statements of ours that belong to it, in its transaction (`rewrite.copy_in`).
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+
+    @cached_property
+    def count(self) -> Count | None:
+        """How many rows it would change, to be asked before it is run; None: its run says so."""
+        return None if self.counting is None else self.counting()
 
     @property
     def is_write(self) -> bool:
