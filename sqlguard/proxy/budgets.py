@@ -96,9 +96,9 @@ class SessionBudgets:
 
     def limited(self, out: bytes) -> bytes:
         """Return what goes to the client of what the books let through."""
-        if self._results.passes(out) and self._cancelling is None:
-            return out
         results = self._results
+        if self._cancelling is None and (results.passes(out) or results.skims(out)):
+            return out
         if results.state is State.PASSING:
             results.error = self._session.error(self._excess.excess())
         try:

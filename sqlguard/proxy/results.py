@@ -20,6 +20,8 @@ _READY = b"Z\0\0\0\5"
 _ROWS = frozenset(b"Dd")
 _ENDS = frozenset(b"CI")
 _UNASKED = frozenset(b"NAS")
+#: Behind these rows are counted anew.
+_RESETS = frozenset(b"CIEZ")
 _READING = (b"SELECT", b"FETCH", b"COPY", b"SHOW", b"EXPLAIN")
 
 
@@ -60,6 +62,34 @@ class Results:
     def passes(self, out: bytes) -> bool:
         """Say whether *out* goes out as it is, which most does; otherwise give it to `take`."""
         return not self._is_open and len(out) <= self._harmless and out[-6:-1] == _READY
+
+    def skims(self, out: bytes) -> bool:
+        """Count rows of *out* and say whether it goes out as it is; False, and nothing is done: give it to `take`."""
+        if self.state is not State.PASSING or self._held or not self._rest_passes:
+            return False
+        at, size = self._rest, len(out)
+        rows, total, is_open = self._rows, self._bytes, True
+        unpack_from = HEADER.unpack_from
+        while size - at >= _HEADER_BYTES:
+            kind, length = unpack_from(out, at)
+            at += 1 + length
+            if kind in _ROWS:
+                rows += 1
+                total += 1 + length
+                is_open = True
+                continue
+            if at > size or rows > self._rows_limit or total > self._bytes_limit:
+                return False
+            if kind in _RESETS:
+                rows = total = 0
+                is_open = kind != _READY[0]
+            else:
+                is_open = True
+        if size - at > 0 or rows > self._rows_limit or total > self._bytes_limit:
+            return False
+        self._rows, self._bytes, self._rest = rows, total, at - size
+        self._is_open = is_open or at > size
+        return True
 
     def take(self, out: bytes) -> bytes:  # long: one loop over messages
         """Return what goes out of *out*. Raises TooLate."""

@@ -209,26 +209,26 @@ class Scanner:
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
         out: list[bytes] = []
+        start = at = 0
         if self._rest:
-            taken = min(self._rest, len(chunk))
-            self._rest -= taken
-            if self._rest_passes:
-                if taken == len(chunk):
-                    return chunk
-                out.append(chunk[:taken])
-            chunk = chunk[taken:]
-        if self._held:
+            at = min(self._rest, len(chunk))
+            self._rest -= at
+            if not self._rest_passes:
+                start = at
+            elif at == len(chunk):
+                return chunk
+        elif self._held:
             self._held += chunk
             if len(self._held) < self._need:
-                return b"".join(out)
+                return b""
             chunk = bytes(self._held)
             self._held = bytearray()
-        self._scan(chunk, out)
+        self._scan(chunk, out, start, at)
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def _scan(self, chunk: bytes, out: list[bytes]) -> None:
+    def _scan(self, chunk: bytes, out: list[bytes], start: int, at: int) -> None:
+        """Go on from *at*; chunk[start:at] goes out as it is."""
         size = len(chunk)
-        start = at = 0  # chunk[start:at] goes out as it is
         self._need = _HEADER_BYTES
         while size - at >= _HEADER_BYTES:
             kind, length = HEADER.unpack_from(chunk, at)
