@@ -104,7 +104,7 @@ def _unittest(text: str) -> Results:
 
 
 class Alembic(Pytest):
-    name, version, quick = "Alembic", fetch.ALEMBIC, True
+    name, version = "Alembic", fetch.ALEMBIC
 
     def prepare(self) -> None:
         self.source = fetch.sdist("alembic", self.version, self.folder)
