@@ -47,7 +47,9 @@ def _returning(walk: Walk, body: Body, target: Entry) -> None:
     names = dict(_VERSIONS)
     for item in clause.get("options", ()):
         names[item["ReturningOption"]["option"]] = item["ReturningOption"]["value"]
-    versions = [Entry(n, target.columns, table=target.table, relation=target.relation) for n in names.values()]
+    versions = [
+        Entry(n, target.columns, table=target.table, relation=target.relation) for n in names.values()
+    ]
     walk.level.entries += versions
     walk.typed("ReturningClause", clause)
     # Both are the target's row: what is read of them is read of it.
@@ -116,14 +118,16 @@ def _update(walk: Walk, body: Body) -> None:
     outer = _opened(walk, body)
     target = _target(walk, body["relation"])
     walk.level.entries.append(target)
-    for item in body.get("fromClause", ()):
+    items = body.get("fromClause", ())
+    for item in items:
         walk.node(item)
     where = body.get("whereClause")
     if where is not None:
         walk.node(where)
     for assignment in body["targetList"]:
         walk.node(assignment)
-    write(walk, target, "update", _assigned(body["targetList"]), predicate.scope(walk, where, target))
+    scope = predicate.scope(walk, where, target, items)
+    write(walk, target, "update", _assigned(body["targetList"]), scope)
     _returning(walk, body, target)
     _closed(walk, outer, target)
 
@@ -132,12 +136,13 @@ def _delete(walk: Walk, body: Body) -> None:
     outer = _opened(walk, body)
     target = _target(walk, body["relation"])
     walk.level.entries.append(target)
-    for item in body.get("usingClause", ()):
+    items = body.get("usingClause", ())
+    for item in items:
         walk.node(item)
     where = body.get("whereClause")
     if where is not None:
         walk.node(where)
-    write(walk, target, "delete", None, predicate.scope(walk, where, target))
+    write(walk, target, "delete", None, predicate.scope(walk, where, target, items))
     _returning(walk, body, target)
     _closed(walk, outer, target)
 

@@ -64,12 +64,13 @@ _PASSED: dict[bool | None, frozenset[str]] = {
 _SPELLED = {"!=": "<>"}
 
 
-def scope(walk: "Walk", where: Any, target: Entry) -> Scope:
-    """Return how far a WHERE narrows a write of *target* down."""
+def scope(walk: "Walk", where: Any, target: Entry, items: Any = ()) -> Scope:
+    """Return how far a WHERE, with the joins of the FROM *items*, narrows a write of *target* down."""
     if where is None:
         return Scope.ALL
     fold = Fold(walk, target)
-    return fold.scope(fold.part(where))
+    part = fold.part(where)
+    return fold.scope(both([part, *sublinks.joined(fold, items, [part])]))
 
 
 def merge_scope(walk: "Walk", join: Any, conditions: list[Any], target: Entry) -> list[Scope]:

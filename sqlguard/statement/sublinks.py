@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sqlguard.statement.names import Entry
-from sqlguard.statement.parts import TRUE, Const, Opaque, Part, both
+from sqlguard.statement.parts import TRUE, Const, Opaque, Part, both, mentioned
 
 if TYPE_CHECKING:
     from sqlguard.statement.predicate import Fold
@@ -47,7 +47,8 @@ def _exists(folding: "Fold", select: "Body") -> Part:
         return Const()
     if select.keys() & _SHAPING or "whereClause" not in select:
         return Opaque()
-    return _left_over(folding, [folding.part(select["whereClause"])])
+    parts = [folding.part(select["whereClause"])]
+    return _left_over(folding, parts + joined(folding, select.get("fromClause", ()), parts))
 
 
 def _member(folding: "Fold", left: "Body", select: "Body") -> Part:
@@ -63,7 +64,29 @@ def _member(folding: "Fold", left: "Body", select: "Body") -> Part:
     parts = [folding.compare("=", left, value)]
     if "whereClause" in select:
         parts.append(folding.part(select["whereClause"]))
-    return _left_over(folding, parts)
+    return _left_over(folding, parts + joined(folding, select.get("fromClause", ()), parts[1:]))
+
+
+def joined(folding: "Fold", items: Any, where: list[Part]) -> list[Part]:
+    """
+    Return the conditions of the joins among the FROM *items*, as far as they decide about rows.
+
+    Those of an outer join do so only where *where* asks for what it has found, or has not.
+    """
+    asked = any(mentioned(part) for part in where)
+    found: list[Part] = []
+    for item in items:
+        join = item.get("JoinExpr")
+        if join is None:
+            continue
+        found += joined(folding, (join["larg"], join["rarg"]), where)
+        if not asked and join["jointype"] != "JOIN_INNER":
+            continue
+        if "quals" in join:
+            found.append(folding.part(join["quals"]))
+        elif "usingClause" in join or join.get("isNatural"):
+            found.append(Opaque())
+    return found
 
 
 def _left_over(folding: "Fold", parts: list[Part]) -> Part:

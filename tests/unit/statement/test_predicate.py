@@ -85,6 +85,8 @@ created_at > '-infinity'
 created_at <= 'infinity' OR created_at IS NULL
 id = 5 OR random() < 2
 id IN (SELECT accounts.id FROM orders)
+id IN (SELECT b.id FROM accounts b JOIN orders o ON true)
+id IN (SELECT b.id FROM accounts b LEFT JOIN orders o ON o.account_id = b.id)
 deleted IS TRUE OR deleted IS NOT TRUE
 id > 0 OR id = 0 OR id < 0
 id NOT IN (SELECT 1 WHERE false) OR true
@@ -130,6 +132,11 @@ id NOT IN (SELECT account_id FROM orders)
 id IN (SELECT id FROM accounts WHERE status = 'x')
 id IN (SELECT id FROM accounts ORDER BY id LIMIT 5)
 EXISTS (SELECT 1 FROM accounts b WHERE b.parent_id = accounts.id)
+id IN (SELECT b.id FROM accounts b JOIN orders o ON o.account_id = b.id WHERE o.status = 'x')
+id IN (SELECT b.id FROM accounts b JOIN orders o ON o.account_id = b.id)
+id IN (SELECT b.id FROM accounts b LEFT JOIN orders o ON o.account_id = b.id WHERE o.id IS NULL)
+id IN (SELECT id FROM accounts b JOIN orders o USING (id) WHERE o.status = 'x')
+EXISTS (SELECT 1 FROM accounts b JOIN orders o ON o.account_id = b.id WHERE b.id = accounts.id AND o.status = 'x')
 meta @> '{"a": 1}'
 created_at < now() - interval '1 year'
 $1 IS NULL OR status = $1
@@ -176,6 +183,18 @@ def test_what_only_a_count_can_tell(condition: str) -> None:
         (
             "WITH b AS (TABLE accounts) UPDATE accounts SET balance = 0 FROM b WHERE b.id = accounts.id",
             Scope.ALL,
+        ),
+        (
+            "UPDATE accounts SET balance = 0 FROM accounts b JOIN orders o USING (id) WHERE b.id = accounts.id AND o.id > 5",
+            Scope.MEASURED,
+        ),
+        (
+            "UPDATE accounts SET balance = 0 FROM accounts b JOIN orders o ON true WHERE b.id = accounts.id",
+            Scope.ALL,
+        ),
+        (
+            "DELETE FROM orders o USING orders p LEFT JOIN accounts a ON a.id = p.id WHERE p.id = o.id AND a.id IS NULL",
+            Scope.MEASURED,
         ),
         ("DELETE FROM orders o USING orders p WHERE p.id = 1", Scope.ALL),
         ("DELETE FROM orders o USING orders p WHERE p.id = o.id", Scope.ALL),
