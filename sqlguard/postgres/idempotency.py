@@ -30,6 +30,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import Format
 from psycopg.types.json import Jsonb
@@ -98,6 +99,15 @@ def keep(
         conn.execute("SELECT sqlguard.keep_result(%s, %s, %s, %s)", values)
 
 
+def call(function: str, *values: str | None) -> str:
+    """Return the call of a function of ours as a text, for a Query message: it has no parameters."""
+    return (
+        sql.SQL("SELECT sqlguard.{}({})")
+        .format(sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, values)))
+        .as_string()
+    )
+
+
 def expire(conn: psycopg.Connection[Any]) -> int:
     """Remove keys whose time is over (operator); return how many."""
     return conn.execute("DELETE FROM sqlguard.idempotency WHERE expires_at <= clock_timestamp()").rowcount
@@ -161,7 +171,9 @@ def repeated(conn: psycopg.Connection[Any], decision: Decision, kept: Kept) -> O
         rows=rows,
         statement=decision.statement.text,
         executed=decision.text,
-        notices=(f"a repeat: action {kept.action} did this already, and this is its answer; nothing was changed",),
+        notices=(
+            f"a repeat: action {kept.action} did this already, and this is its answer; nothing was changed",
+        ),
         repeats=kept.action,
     )
 

@@ -8,13 +8,12 @@ enough). A twin that is at work with the same key is waited for, by PostgreSQL i
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from psycopg import sql
-
 from sqlguard.errors import Refused
 from sqlguard.journal import statement_hash
 from sqlguard.plan import Decision
 from sqlguard.policy.late import wants_share
 from sqlguard.postgres import plans
+from sqlguard.postgres.idempotency import call
 from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
 from sqlguard.proxy.plans import stop_block, weigh_text
@@ -59,12 +58,12 @@ async def _at_once(session: "AgentSession", decision: Decision, action: int) -> 
     Return None, with nothing done, if the key is taken: what stands behind the claim is skipped then.
     """
     key, digest = _key(session, decision, None)
-    before = ["BEGIN READ WRITE", _call("claim_key_or_stop", key, digest, str(action)), claim(action)]
+    before = ["BEGIN READ WRITE", call("claim_key_or_stop", key, digest, str(action)), claim(action)]
     expect = await _kept(session, decision, before, error=_unless_taken)
     if expect.failed is not None:
         await session.ask("ROLLBACK")
         return None if sqlstate(expect.failed) == _TAKEN else expect
-    end = ["COMMIT"] if expect.was_cut else [_call("keep_result", key, *_stored(session, expect)), "COMMIT"]
+    end = ["COMMIT"] if expect.was_cut else [call("keep_result", key, *_stored(session, expect)), "COMMIT"]
     ended = await session.ask("; ".join(end))
     if session.in_block:
         await session.ask("ROLLBACK")
@@ -275,15 +274,6 @@ async def _rows(
 def _key(session: "AgentSession", decision: Decision, params: list[str | None] | None) -> tuple[str, str]:
     given = None if params is None else tuple(params)
     return session.said(decision).idempotency_key or "", statement_hash(decision.statement.text, given)
-
-
-def _call(function: str, *values: str | None) -> str:
-    """Return the call of a function of ours in a Query, which has no parameters."""
-    return (
-        sql.SQL("SELECT sqlguard.{}({})")
-        .format(sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, values)))
-        .as_string()
-    )
 
 
 def _stored(session: "AgentSession", expect: Expect) -> tuple[str, str | None, str | None]:
