@@ -75,18 +75,7 @@ class Server:
             binding=binding,
             has_room=self._has_room,
         )
-        self._relay = (
-            None
-            if sightings is None
-            else Relay(
-                self._address,
-                operator,
-                sightings,
-                tls,
-                limit=settings.max_message_bytes,
-                timeout=settings.startup_timeout,
-            )
-        )
+        self._relay = None if sightings is None else self._relayed(operator, sightings, tls)
         self._harbour = Harbour(self._address.open_sides, settings.idle_release, settings.max_backends)
         self._siblings = siblings
         self._clients: set[Side] = set()
@@ -95,6 +84,10 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self.is_stopping = False
         self._tell(operator.metrics.gauges)
+
+    def _relayed(self, operator: Operator, sightings: Sightings, tls: ssl.SSLContext | None) -> Relay:
+        limit, timeout = self._settings.max_message_bytes, self._settings.startup_timeout
+        return Relay(self._address, operator, sightings, tls, limit=limit, timeout=timeout)
 
     def _tell(self, gauges: dict[str, Gauge]) -> None:
         gauges["sessions"] = ("clients with a session", None, lambda: {"": len(self._live)})

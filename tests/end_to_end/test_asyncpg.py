@@ -120,7 +120,7 @@ def test_copy_from_the_server(agent: Agent) -> None:
         assert tag == "COPY 2400"
         assert b"".join(chunks).count(b"\n") == 2400
         with pytest.raises(asyncpg.PostgresError) as caught:
-            await conn.copy_records_to_table("plain", records=[(1, "x")], columns=["id", "t"])
+            await conn.copy_records_to_table("plain", records=[(1, "x")], columns=["id", "deleted_at"])
         assert caught.value.sqlstate == "SG002"
         assert await conn.fetchval("SELECT 1") == 1
 
