@@ -5,6 +5,7 @@ As in PostgreSQL: a name is looked for on its own level first, then on the level
 FROM that is not LATERAL does not see its neighbours; a WITH query hides a table of that name.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from sqlguard.catalog import Table
@@ -12,9 +13,9 @@ from sqlguard.statement.model import Relation
 
 
 class Entry:
-    """One FROM item or target; `columns` None means that they are not known."""
+    """One FROM item or target; `columns` None means that they are not known, but for those in `sure`."""
 
-    __slots__ = ("alias", "columns", "query", "relation", "schema", "star", "table", "used", "via")
+    __slots__ = ("alias", "columns", "hidden", "query", "relation", "schema", "star", "sure", "table", "used")
 
     def __init__(  # noqa: PLR0913  each is a fact of its own
         self,
@@ -25,9 +26,11 @@ class Entry:
         relation: Relation | None = None,
         query: Any = None,
         schema: str | None = None,
+        sure: frozenset[str] | None = None,
     ) -> None:
         self.alias = alias
         self.columns = columns
+        self.sure = (sure if columns is None else columns) or frozenset()
         self.table = table
         self.relation = relation
         #: The sub-select or WITH query that it stands for: a SelectStmt's body.
@@ -35,6 +38,8 @@ class Entry:
         self.schema = schema
         self.used: set[str] = set()
         self.star = False
+        #: In a join with an alias, which is the only name of what it joins.
+        self.hidden = False
 
 
 class Cte:
@@ -66,40 +71,41 @@ class Level:
             level = level.parent
         return None
 
+    def visible(self) -> Iterator[list[Entry]]:
+        """Yield the entries of each level that can be seen from here, the nearest first."""
+        level: Level | None = self
+        blind = False
+        while level is not None:
+            if not blind:
+                yield [entry for entry in level.entries if not entry.hidden]
+            blind = level.blind
+            level = level.parent
+
     def named(self, alias: str, schema: str | None = None) -> Entry | None:
         """Return the entry that `alias.column` or `schema.alias.column` speaks of."""
-        level: Level | None = self
-        blind = False
-        while level is not None:
-            if not blind:
-                for entry in level.entries:
-                    if entry.alias == alias and (schema is None or entry.schema == schema):
-                        return entry
-            blind = level.blind
-            level = level.parent
+        for entries in self.visible():
+            for entry in entries:
+                if entry.alias == alias and (schema is None or entry.schema == schema):
+                    return entry
         return None
 
-    def owner(self, column: str) -> Entry | None:
-        """Return the entry that an unqualified *column* belongs to, None when nothing visible has it."""
-        level: Level | None = self
-        blind = False
-        while level is not None:
-            if not blind:
-                unknown: Entry | None = None
-                for entry in level.entries:
-                    if entry.columns is None:
-                        unknown = unknown or entry
-                    elif column in entry.columns:
-                        return entry
-                if unknown is not None:
-                    return unknown
-                for entry in level.entries:
-                    if entry.alias == column:
-                        entry.star = True
-                        return entry
-            blind = level.blind
-            level = level.parent
-        return None
+    def meant(self, name: str) -> tuple[list[Entry], Entry | None]:
+        """
+        Return what an unqualified *name* may mean: entries that it may be a column of, and one whose row it may be.
+
+        The columns of all levels come before any row. The first entry has it or may have it; others follow only
+        where that is not known.
+        """
+        found: list[Entry] = []
+        row: Entry | None = None
+        for entries in self.visible():
+            for entry in entries:
+                if name in entry.sure:
+                    return [*found, entry], None
+                if row is None and entry.alias == name:
+                    row = entry
+            found += [entry for entry in entries if entry.columns is None][:1]
+        return found, row
 
 
 def output_columns(select: Any) -> frozenset[str] | None:

@@ -79,6 +79,7 @@ def _relation(walk: Walk, body: Body) -> None:
 
 
 def _join(walk: Walk, body: Body) -> None:
+    before = len(walk.level.entries)
     walk.node(body["larg"])
     walk.node(body["rarg"])
     if "quals" in body:
@@ -90,10 +91,14 @@ def _join(walk: Walk, body: Body) -> None:
         if body.get("isNatural"):
             for entry in walk.level.entries:
                 entry.star = True
-    if "alias" in body:
-        walk.level.entries.append(Entry(body["alias"]["aliasname"], _names(body["alias"])))
     if "join_using_alias" in body:
-        walk.level.entries.append(Entry(body["join_using_alias"]["aliasname"], None))
+        using = frozenset(name["String"]["sval"] for name in body["usingClause"])
+        walk.level.entries.append(Entry(body["join_using_alias"]["aliasname"], using))
+    if "alias" in body:
+        for entry in walk.level.entries[before:]:
+            # Which of its columns the alias is asked for, and by which names, is not followed up.
+            entry.star = entry.hidden = True
+        walk.level.entries.append(Entry(body["alias"]["aliasname"], None, sure=_names(body["alias"])))
 
 
 def _used(walk: Walk, column: str) -> None:
@@ -119,7 +124,8 @@ def _range_function(walk: Walk, body: Body) -> None:
     for column in body.get("coldeflist", ()):
         walk.node(column)
     alias = body.get("alias", {})
-    walk.level.entries.append(Entry(alias.get("aliasname", ""), None))
+    defined = frozenset(column["ColumnDef"]["colname"] for column in body.get("coldeflist", ()))
+    walk.level.entries.append(Entry(alias.get("aliasname", ""), None, sure=_names(alias) or defined))
 
 
 def _table_function(kind: str) -> Any:

@@ -162,11 +162,7 @@ def _column(walk: Walk, body: Body) -> None:
             for entry in walk.level.entries:
                 entry.star = True
             return
-        name = last.get("sval", "")
-        owner = walk.level.owner(name)
-        if owner is not None:
-            owner.used.add(name)
-            walk.owners[id(body)] = owner
+        _unqualified(walk, body, last.get("sval", ""))
         return
     schema = fields[-3]["String"]["sval"] if len(fields) > 2 else None  # noqa: PLR2004  schema.table.column
     owner = walk.level.named(fields[-2]["String"].get("sval", ""), schema)
@@ -185,6 +181,17 @@ def _column(walk: Walk, body: Body) -> None:
     # A function of the whole row sees all of its columns.
     if column_call(walk, name, sure=owner is not None and owner.columns is not None) and owner is not None:
         owner.star = True
+
+
+def _unqualified(walk: Walk, body: Body, name: str) -> None:
+    found, row = walk.level.meant(name)
+    for entry in found:
+        entry.used.add(name)
+    if row is not None:
+        row.star = True
+        found.append(row)
+    if found:
+        walk.owners[id(body)] = found[0]
 
 
 def column_call(walk: Walk, name: str, *, sure: bool) -> bool:
