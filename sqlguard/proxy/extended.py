@@ -205,7 +205,8 @@ class Extended(Steps):
             return
         made = self._statements.make(name, prepared)
         if name:
-            made = self._then(made, lambda: session.memory.prepared(self._text(name), decision))
+            types = parse.parameter_types
+            made = self._then(made, lambda: session.memory.prepared(self._text(name), decision, types))
         self._send(raw, Expect(Reply.PARSE, position=decision.position, done=made))
 
     def _parse_plainly(self, raw: bytes, prepared: Prepared) -> bool:

@@ -12,6 +12,7 @@ from sqlguard import annotation
 from sqlguard import gate as gates
 from sqlguard.annotation import Annotation
 from sqlguard.plan import Decision
+from sqlguard.statement.kinds import PARAMETERS
 from sqlguard.statement.model import Kind, Session, Statement
 from sqlguard.statement.walk import SETTER
 
@@ -112,9 +113,9 @@ class Memory:
             self._set(setting, value, is_local=is_local)
         return actions
 
-    def prepared(self, name: str, decision: Decision) -> None:
-        """The protocol has prepared *name*: SQL's EXECUTE knows it too."""
-        details = {**decision.statement.details, "execute_tag": decision.tag}
+    def prepared(self, name: str, decision: Decision, types: tuple[int, ...] = ()) -> None:
+        """The protocol has prepared *name*, with parameters of *types*: SQL's EXECUTE knows it too."""
+        details = {**decision.statement.details, "execute_tag": decision.tag, PARAMETERS: types}
         statement = replace(decision.statement, details=details)
         self.state = self.state.after(prepared={**self.state.prepared, name: statement})
 

@@ -6,7 +6,7 @@ What has no row here is Kind.DDL or Kind.OTHER, and no rule speaks for those.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlguard.catalog import Catalog
 from sqlguard.errors import NotUnderstood
@@ -80,6 +80,9 @@ _QUERY_KINDS = {
     "DeleteStmt": Kind.DELETE,
     "MergeStmt": Kind.MERGE,
 }
+_PLANNED = frozenset({*_QUERY_KINDS.values(), Kind.VALUES})
+#: Among the details of a prepared statement: its parameters' types, as in `Session.parameters`.
+PARAMETERS = "parameters"
 
 
 def _query(name: str, body: Body, catalog: Catalog, session: Session) -> Statement:
@@ -160,8 +163,38 @@ def _prepare(_: str, body: Body, catalog: Catalog, session: Session) -> Statemen
     casts.note(walk)
     declared = session.after(parameters=(*session.parameters, *casts.named(walk)))
     made = _around(Kind.PREPARE, _inner(body["query"], catalog, declared), body["name"])
+    if made.inner is not None and declared.parameters:
+        details = {**made.inner.details, PARAMETERS: declared.parameters}
+        made = replace(made, inner=replace(made.inner, details=details))
     # Preparing runs nothing; executing does.
     return replace(made, writes=(), locks_rows=False, calls=(*made.calls, *walk.calls))
+
+
+def _again(then: Statement, catalog: Catalog, session: Session) -> Statement:
+    """
+    Return what a prepared statement does by now: what it meant when it was prepared, and what it means today.
+
+    PostgreSQL plans it anew when a view of it is replaced or the search_path changes, and else keeps the plan.
+    """
+    if then.kind not in _PLANNED or not then.tree:
+        return then
+    types = tuple(t for t in then.details.get(PARAMETERS, ()) if t in catalog.types)
+    now = _inner(then.tree, catalog, session.after(parameters=types))
+    return replace(
+        then,
+        reads=_joined(then.reads, now.reads),
+        writes=_joined(then.writes, now.writes),
+        calls=_joined(then.calls, now.calls),
+        locks_rows=then.locks_rows or now.locks_rows,
+        details={**then.details, **now.details},
+    )
+
+
+_T = TypeVar("_T")
+
+
+def _joined(one: tuple[_T, ...], other: tuple[_T, ...]) -> tuple[_T, ...]:
+    return one if one == other else tuple(dict.fromkeys((*one, *other)))
 
 
 def _execute(_: str, body: Body, catalog: Catalog, session: Session) -> Statement:
@@ -172,7 +205,7 @@ def _execute(_: str, body: Body, catalog: Catalog, session: Session) -> Statemen
     inner = session.prepared.get(body["name"])
     if inner is None:
         return replace(given, subject=body["name"])
-    made = _around(Kind.EXECUTE, inner, body["name"])
+    made = _around(Kind.EXECUTE, _again(inner, catalog, session), body["name"])
     return replace(made, reads=(*made.reads, *given.reads), calls=(*made.calls, *given.calls))
 
 

@@ -198,6 +198,25 @@ def test_what_a_prepared_statement_does_is_done_by_execute() -> None:
     assert read("EXECUTE other", session).inner is None
 
 
+def test_what_is_prepared_means_by_execute_what_the_catalog_has_by_then() -> None:
+    prepared = read("PREPARE p AS SELECT * FROM v_active_accounts").inner
+    assert prepared is not None
+    session = SESSION.after(prepared={"p": prepared})
+    assert reads("EXECUTE p", session) == {"app.v_active_accounts", "app.accounts"}
+    view = CATALOG.table(None, "v_active_accounts", PATH)
+    assert view is not None
+    view = replace(
+        CATALOG.table(None, "v_active_accounts", PATH), definition="SELECT id, purge_all() FROM app.docs"
+    )
+    now = read("EXECUTE p", session, replace(CATALOG, tables={**CATALOG.tables, view.oid: view}))
+    assert {r.shown for r in now.reads} == {"app.v_active_accounts", "app.accounts", "app.docs"}
+    assert [c.name for c in now.calls] == ["purge_all"]
+    assert now.inner is not None
+    assert now.inner.calls == now.calls
+    hidden = SESSION.after(prepared={"p": prepared}, search_path=("priv",))
+    assert "v_active_accounts" in reads("EXECUTE p", hidden)
+
+
 def test_a_name_with_a_database_is_not_understood() -> None:
     with pytest.raises(NotUnderstood):
         read("SELECT * FROM other.app.accounts")
