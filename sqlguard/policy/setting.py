@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from sqlguard.policy.context import Context
 from sqlguard.statement.model import Session, Statement
+from sqlguard.task import ROLE_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,13 @@ def milliseconds(text: str) -> int | None:
     return int(value) if value == int(value) else int(value) + 1
 
 
+#: In a search_path: the schema that is called like the role. A task's role has none, so it finds nothing.
+_OWN_SCHEMA = "$user"
+
+
 def _search_path(values: tuple[str, ...], context: Context) -> str | None:
+    if not any(schema.startswith(ROLE_PREFIX) for schema in context.catalog.schemas):
+        values = tuple(value for value in values if value != _OWN_SCHEMA)
     # A shorter path finds the same relations or none, and a roll-back that undoes it changes no answer either:
     # so the guard may always resolve names with the policy's whole path.
     allowed = context.policy.defaults.search_path

@@ -1,5 +1,7 @@
 """What a session may set: what drivers send passes, what changes meaning or lifts a limit does not."""
 
+from dataclasses import replace
+
 import pytest
 from guard_world import CONTEXT, PATH, SESSION, context, verdict
 
@@ -22,6 +24,8 @@ SET standard_conforming_strings = on
 SET bytea_output = 'hex'
 SET search_path = app
 SET search_path TO app, public
+SET search_path = "$user", app
+SET search_path TO '$user', app, public
 SET statement_timeout = '2s'
 SET LOCAL statement_timeout = 500
 SET lock_timeout = 100
@@ -67,6 +71,10 @@ SET search_path = app, pg_catalog
 SET search_path = priv
 SET LOCAL search_path = app
 SET search_path = ''
+SET search_path = "$user"
+SET search_path = '$user, app'
+SET search_path = "$user", public
+SET search_path = "$user", pg_temp, app
 SET row_security = off
 SET session_replication_role = replica
 SET default_transaction_read_only = off
@@ -121,6 +129,13 @@ def test_asyncpg_resets_a_connection_with_one_message() -> None:
     text = "SELECT pg_advisory_unlock_all();\nCLOSE ALL;\nUNLISTEN *;\nRESET ALL;"
     found = [decide(s, SESSION, CONTEXT).effect for s in analyse(text, CONTEXT.catalog, SESSION)]
     assert found == [Effect.ALLOW] * 4
+
+
+def test_a_schema_that_is_called_like_a_role_of_a_task_is_not_found_by_user() -> None:
+    where = replace(
+        CONTEXT, catalog=replace(CONTEXT.catalog, schemas=frozenset({"app", "public", "sg_tk_1"}))
+    )
+    assert verdict('SET search_path = "$user", app', where=where).effect is Effect.REFUSE
 
 
 @pytest.mark.parametrize("text", ["BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT a", "ROLLBACK TO a", "RELEASE a"])

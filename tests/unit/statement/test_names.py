@@ -205,9 +205,7 @@ def test_what_is_prepared_means_by_execute_what_the_catalog_has_by_then() -> Non
     assert reads("EXECUTE p", session) == {"app.v_active_accounts", "app.accounts"}
     view = CATALOG.table(None, "v_active_accounts", PATH)
     assert view is not None
-    view = replace(
-        CATALOG.table(None, "v_active_accounts", PATH), definition="SELECT id, purge_all() FROM app.docs"
-    )
+    view = replace(view, definition="SELECT id, purge_all() FROM app.docs")
     now = read("EXECUTE p", session, replace(CATALOG, tables={**CATALOG.tables, view.oid: view}))
     assert {r.shown for r in now.reads} == {"app.v_active_accounts", "app.accounts", "app.docs"}
     assert [c.name for c in now.calls] == ["purge_all"]
