@@ -258,8 +258,9 @@ class Extended(Steps):
         made = self._portals.make(portal, prepared.bound(raw[_HEADER_BYTES:]))
         if not portal:
             self._plain = None
-        elif not prepared.is_write:
-            made = self._then(made, lambda: session.memory.opened(self._text(portal), decision.statement))
+        else:
+            cursor = None if prepared.is_write else decision.statement
+            made = self._then(made, lambda: session.memory.opened(self._text(portal), cursor))
         self._send(raw, Expect(Reply.BIND, done=made))
         return True
 

@@ -124,9 +124,11 @@ class Memory:
             kept = {key: value for key, value in self.state.prepared.items() if key != name}
             self.state = self.state.after(prepared=kept)
 
-    def opened(self, name: str, statement: Statement) -> None:
-        """The protocol has made a portal of a read: SQL's FETCH and MOVE know it too."""
-        self.state = self.state.after(cursors={**self.state.cursors, name: statement})
+    def opened(self, name: str, statement: Statement | None) -> None:
+        """The protocol has made a portal: SQL's FETCH and MOVE know it too if it is of *statement*, a read."""
+        self.closed(name)
+        if statement is not None:
+            self.state = self.state.after(cursors={**self.state.cursors, name: statement})
 
     def closed(self, name: str) -> None:
         if name in self.state.cursors:
@@ -150,7 +152,10 @@ class Memory:
             self.texts = {}
 
     def _go_back(self, moment: _Moment) -> None:
-        self.state = moment.state.after(prepared=self.state.prepared)
+        # What was closed since stays closed, whatever its name was given to afterwards.
+        now = self.state.cursors
+        cursors = {name: made for name, made in moment.state.cursors.items() if now.get(name) is made}
+        self.state = moment.state.after(prepared=self.state.prepared, cursors=cursors)
         self.settings, self._lasting, self.texts = moment.now, moment.lasting, moment.texts
 
     def _find(self, name: str) -> int:

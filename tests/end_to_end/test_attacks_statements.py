@@ -88,6 +88,29 @@ SWAPS: dict[str, tuple[Batches, Batches]] = {
             [Bind(b"p", b"w"), bind(statement=b"f"), Execute(b""), Sync()],
         ],
     ),
+    # A roll-back to a savepoint does not open again what was closed behind it.
+    "a cursor, closed behind a savepoint": (
+        [[Parse(b"w", _WRITE), Sync()]],
+        [
+            [Query(b"DECLARE p CURSOR FOR " + _READ)],
+            [Query(b"SAVEPOINT s")],
+            [Query(b"CLOSE p")],
+            [Query(b"ROLLBACK TO s")],
+            [Bind(b"p", b"w"), Sync()],
+            [Query(b"FETCH ALL FROM p")],
+        ],
+    ),
+    "a cursor, closed by the protocol behind a savepoint": (
+        [[Parse(b"w", _WRITE), Sync()]],
+        [
+            [Query(b"DECLARE p CURSOR FOR " + _READ)],
+            [Query(b"SAVEPOINT s")],
+            [Close(is_portal=True, name=b"p"), Sync()],
+            [Query(b"ROLLBACK TO s")],
+            [Bind(b"p", b"w"), Sync()],
+            [Query(b"MOVE ALL FROM p")],
+        ],
+    ),
 }
 
 
