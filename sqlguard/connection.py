@@ -224,7 +224,8 @@ class GuardedConnection:
                         self._settled(action, "previewed", {})
                     self._open_actions.clear()
                 raise
-        if not dry_run:
+        if not (dry_run and decision.is_write):
+            # A dry run takes back nothing but writes.
             self._session = gates.advance(self._session, decision)
         if in_block and outcome.action is not None and not dry_run:
             self._open_actions.append(outcome.action)
@@ -270,13 +271,16 @@ class GuardedConnection:
 
 
 def _without_data(decisions: Sequence[Decision]) -> Decision | None:
-    """Return the refusal of a COPY … FROM STDIN, which no argument of `execute` has the data for."""
-    found = next((d for d in decisions if d.kind is Kind.COPY_IN), None)
+    """Return the refusal of a COPY, for whose data neither `execute` nor its outcome has a place."""
+    found = next((d for d in decisions if d.kind in (Kind.COPY_IN, Kind.COPY_OUT)), None)
     if found is None:
         return None
+    words, instead = (
+        ("FROM STDIN", "INSERT several rows") if found.kind is Kind.COPY_IN else ("TO STDOUT", "SELECT")
+    )
     fault = Refused(
-        "COPY … FROM STDIN needs a stream of data, which there is not here",
-        hint="connect through the proxy and use psycopg's cursor.copy(), or INSERT several rows",
+        f"COPY … {words} needs a stream of data, which there is not here",
+        hint=f"connect through the proxy and use psycopg's cursor.copy(), or {instead}",
     )
     return gates.refusal(found.statement.text, fault, found.statement)
 

@@ -227,8 +227,21 @@ def test_only_the_first_rows_of_a_read_are_kept(db: sqlguard.GuardedConnection) 
     assert db.execute("SELECT 1").rows == ((1,),)
 
 
-def test_copy_from_stdin_says_where_it_works(db: sqlguard.GuardedConnection) -> None:
-    with pytest.raises(Refused) as caught:
-        db.execute("COPY staff (id, name) FROM STDIN")
-    assert "proxy" in (caught.value.hint or "")
+@pytest.mark.parametrize("text", ["COPY staff FROM STDIN", "COPY staff TO STDOUT"])
+def test_copy_says_where_it_works(db: sqlguard.GuardedConnection, text: str) -> None:
+    with pytest.raises(Refused, match="needs a stream of data") as caught:
+        db.execute(text)
+    assert "cursor.copy()" in str(caught.value.hint)
     assert db.execute("SELECT 1").rows == ((1,),)
+
+
+def test_a_dry_run_takes_back_no_prepared_statement(db: sqlguard.GuardedConnection) -> None:
+    """PostgreSQL keeps it: what a name stands for is what EXECUTE runs, and is judged by."""
+    db.execute("PREPARE p AS SELECT 1")
+    db.execute("DEALLOCATE p", dry_run=True)
+    db.execute("PREPARE p AS UPDATE orders SET note = 'unseen' WHERE id = 5", dry_run=True)
+    db.execute("BEGIN")
+    outcome = db.execute("EXECUTE p")
+    db.execute("COMMIT")
+    assert outcome.action is not None
+    assert outcome.tag == "UPDATE 1"
