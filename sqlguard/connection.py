@@ -12,7 +12,7 @@ with a task id: then a further login role of that task is made for this connecti
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,13 +21,14 @@ from psycopg.conninfo import make_conninfo
 
 from sqlguard import gate as gates
 from sqlguard.annotation import Annotation, given, read
-from sqlguard.budget import Rates, ResultLimits, statements
-from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, NotConfigured, Refused, TaskEnded
+from sqlguard.budget import ResultLimits, Slice, statements
+from sqlguard.errors import ApprovalRequired, Drift, NotConfigured, Refused, SqlguardError, TaskEnded
 from sqlguard.gate import Gate
 from sqlguard.journal import Intent
 from sqlguard.plan import Decision, Outcome
 from sqlguard.policy.context import Context
 from sqlguard.postgres import compensate, control, journal, plan_values, plans, tasks, text_values
+from sqlguard.postgres.budgets import lease_statements
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect as connect_to
 from sqlguard.postgres.executor import Executor, Params, number_placeholders
@@ -40,8 +41,6 @@ from sqlguard.steps import Tools
 
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
 PROXY_PARAMETER = b"sqlguard_proxy"
-#: Statements of the last minute, of all guarded connections of this process.
-_RATES = Rates()
 _CANCEL_SECONDS = 5.0
 
 
@@ -70,6 +69,7 @@ class GuardedConnection:
         limits = ResultLimits(reads.max_result_rows, reads.max_result_bytes)
         self._executor = Executor(work, self._record, self._settled, planner, limits=limits)
         self._open_actions: list[int] = []
+        self._slice = Slice()
 
     @property
     def task(self) -> str:
@@ -238,12 +238,15 @@ class GuardedConnection:
         return outcome
 
     def _spend(self, text: str, number: int, said: Annotation) -> None:
-        limit = self._login.policy.budgets.statements_per_minute
-        if limit is None:
+        if self._login.policy.budgets.statements_per_minute is None:
             return
+        now = monotonic()
         try:
-            _RATES.spend(self.task, limit, datetime.now(UTC), number)
-        except CapExceeded as fault:
+            if not self._slice.spend(number, now):
+                task = None if self._lease is None else self.task
+                most = self._slice.asks(number, now)
+                self._slice.take(lease_statements(self._ledger, task, number, most), number, now)
+        except SqlguardError as fault:
             self._journal_refusal(gates.refusal(text, fault), None, said)
             raise
 

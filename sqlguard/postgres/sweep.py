@@ -88,6 +88,14 @@ DELETE FROM sqlguard.door_session d
 WHERE d.joined_at < clock_timestamp() - interval '1 minute'
   AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = d.pid)
 """
+#: Counts of tasks that are over; one that a session still keeps locked is removed the next time.
+_GONE_RATES = """
+DELETE FROM sqlguard.statement_rate r
+WHERE r.task_id IN (
+    SELECT s.task_id FROM sqlguard.statement_rate s
+    WHERE NOT EXISTS (SELECT FROM sqlguard.task t WHERE t.id = s.task_id AND t.state <> 'ended')
+    FOR UPDATE OF s SKIP LOCKED)
+"""
 #: Ours beyond doubt: named like a lease and let into a group of this database by who may do that.
 _ORPHANS = """
 SELECT r.rolname::text
@@ -150,6 +158,7 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
         _hand_over(conn, done)
         conn.execute("SELECT sqlguard.add_up_spent()")
         conn.execute(_GONE_SESSIONS)
+        conn.execute(_GONE_RATES)
         conn.execute("SELECT sqlguard.begin_period(%s)", [PERIOD])
     finally:
         if not conn.closed:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sqlguard import gate as gates
-from sqlguard.budget import Rates, ResultLimits, statements
-from sqlguard.errors import CapExceeded, SqlguardError
+from sqlguard.budget import ResultLimits, statements
+from sqlguard.errors import SqlguardError
+from sqlguard.proxy.rates import Rates
 from sqlguard.proxy.results import Results, State, TooLate
+from sqlguard.wire.buffer import Frame, Run
 from sqlguard.wire.messages import Query
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Reply
@@ -23,7 +24,9 @@ _HEADER_BYTES = 5
 
 class SessionBudgets:
     """
-    One per session. *rates* is the process's own: several proxies count each for itself.
+    One per session. *rates* is the process's own, and gets its share from the database.
+
+    A message for which nothing is held here goes the slow way: `handled` asks for it and has it handled again.
 
     `cancel` stops what the server does for this session; whoever has the server's key sets it.
     """
@@ -35,6 +38,10 @@ class SessionBudgets:
         self.per_minute = policy.budgets.statements_per_minute
         reads = policy.defaults.reads
         self._excess = ResultLimits(reads.max_result_rows, reads.max_result_bytes)
+        #: Statements to ask for before the message at hand may go on; what came of it, once that is known.
+        self._due = 0
+        self._is_paid = False
+        self._unpaid: SqlguardError | None = None
         self._results = Results(self._excess, b"")
         self.cancel: Callable[[], Awaitable[None]] | None = None
         self._cancelling: asyncio.Task[None] | None = None
@@ -52,6 +59,21 @@ class SessionBudgets:
             return dict(ways)
         return {**ways, _QUERY: self._query(ways[_QUERY]), _EXECUTE: self._execute(ways[_EXECUTE])}
 
+    async def handled(self, item: Frame | Run, handle: Callable[[Frame | Run], bool]) -> bool:
+        """Ask for what *item* was short of, if anything, and have it handled; False if it still goes the slow way."""
+        if not self._due:
+            return False
+        number, self._due = self._due, 0
+        try:
+            await self._rates.lease(self._session.login.task.id, number)
+        except SqlguardError as fault:
+            self._unpaid = fault
+        self._is_paid = True
+        try:
+            return self._session.is_closed or handle(item)
+        finally:
+            self._is_paid, self._unpaid = False, None
+
     def _query(self, way: Way) -> Way:
         def handle(raw: bytes) -> bool:
             session = self._session
@@ -59,7 +81,7 @@ class SessionBudgets:
             decisions = session.decide(text)
             fault = self._spend(statements(decisions))
             if fault is None:
-                return way(raw)
+                return not self._due and way(raw)
             shown = "; ".join(d.statement.text for d in decisions)
             session.send_query(REFUSED_TEXT, Expect(Reply.QUERY, error=self._refused(fault, shown)))
             return True
@@ -74,19 +96,22 @@ class SessionBudgets:
                 return way(raw)
             fault = self._spend(statements([portal.decision]))
             if fault is None:
-                return way(raw)
+                return not self._due and way(raw)
             self._refused(fault, portal.decision.statement.text)
             self._session.extended.refuse_execute(fault)
             return True
 
         return handle
 
-    def _spend(self, number: int) -> CapExceeded | None:
-        task = self._session.login.task.id
+    def _spend(self, number: int) -> SqlguardError | None:
+        """Count a message's statements; return why it is refused. Unless that is known, so many are due."""
+        if self._is_paid:
+            return self._unpaid
         try:
-            self._rates.spend(task, self.per_minute or 0, datetime.now(UTC), number)
-        except CapExceeded as fault:
+            is_spent = self._rates.spend(self._session.login.task.id, number)
+        except SqlguardError as fault:
             return fault
+        self._due = 0 if is_spent else number
         return None
 
     def _refused(self, fault: SqlguardError, text: str) -> bytes:

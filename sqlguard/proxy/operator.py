@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psycopg
 import structlog
 
-from sqlguard.budget import Rates
+from sqlguard.budget import Grant
 from sqlguard.catalog import Catalog
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError
 from sqlguard.gate import Gate
@@ -26,11 +26,13 @@ from sqlguard.journal import Intent
 from sqlguard.plan import Draft
 from sqlguard.policy.context import Context
 from sqlguard.postgres import plans
+from sqlguard.postgres.budgets import lease_statements
 from sqlguard.postgres.catalog_reader import catalog_version, read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import Login, count_leases, door_joined, read_login
 from sqlguard.proxy.metrics import Metrics, TimedGate
 from sqlguard.proxy.passing import Passing as Passing
+from sqlguard.proxy.rates import Rates
 from sqlguard.proxy.tracing import NoTracing, Tracing
 from sqlguard.proxy.writer import Writer
 
@@ -66,8 +68,7 @@ class Operator:
         #: What gates of older catalogs had counted: found remembered, decided anew.
         self._past: Counter[str] = Counter()
         self._gates: dict[tuple[str, int], tuple[Gate, Passing]] = {}
-        #: Statements of the last minute, of all sessions of this process.
-        self.rates = Rates()
+        self.rates = Rates(self._lease)
         self._looking: asyncio.Future[None] | None = None
         self._looked_at = -_LOOK_SECONDS
         self.catalog = Catalog()
@@ -142,6 +143,9 @@ class Operator:
     async def plan(self, draft: Draft, found: plans.RunOutcome, drift_of: int | None) -> int:
         """Store what a run would have done and return the plan's id; raises DatabaseUnavailable."""
         return await self._ask(lambda conn: plans.record(conn, draft, found, drift_of))
+
+    async def _lease(self, task: str, wanted: int, most: int) -> Grant:
+        return await self._ask(lambda conn: lease_statements(conn, task, wanted, most))
 
     async def joined(self, role: str, pid: int) -> None:
         """Write down for `doctor` that a session came through here; nobody waits for it."""

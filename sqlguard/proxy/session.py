@@ -231,11 +231,12 @@ class AgentSession:
         try:
             item = self._inbox.take()
             while True:
-                await self.newest.read()
-                if item.kind == _QUERY:
-                    await self._simple.slow(item[1])
-                else:
-                    await self.extended.slow(item.kind, item[1])
+                if not await self.budgets.handled(item, self._handle):
+                    await self.newest.read()
+                    if item.kind == _QUERY:
+                        await self._simple.slow(item[1])
+                    else:
+                        await self.extended.slow(item.kind, item[1])
                 self.newest.is_here = False
                 while self._inbox and not self.is_closed:
                     item = self._inbox.take()

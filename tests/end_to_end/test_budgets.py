@@ -1,17 +1,19 @@
 """Budgets that the doors keep, through the proxy by every protocol and through the Python door."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
+from end_to_end.inprocess import proxied
 from end_to_end.wired import POLICY, Agent, Wired, wired_shop
 from servers import Database
 
 from sqlguard.connection import connect
-from sqlguard.errors import CapExceeded
+from sqlguard.errors import CapExceeded, DatabaseUnavailable
 from sqlguard.policy import parse_policy
 from sqlguard.postgres.policy_apply import apply_policy
 
@@ -76,6 +78,60 @@ def test_statements_a_minute_in_a_block_and_in_python(wired: Wired) -> None:
             guarded.execute("SELECT 1")
         with pytest.raises(CapExceeded, match="5 statements a minute"):
             guarded.execute("SELECT 1")
+
+
+def test_statements_a_minute_over_two_proxies_and_python(wired: Wired) -> None:
+    made = agent(wired, POLICY + BUDGETS)
+    with (
+        proxied(wired.database.owner_dsn) as port,
+        made.connect() as first,
+        made.connect(port=port) as second,
+        connect(made.direct) as third,
+        connect(wired.database.owner_dsn, task=made.task.task.id) as fourth,
+    ):
+        assert [code(c, "SELECT 1") for c in (first, second, second)] == [None] * 3
+        third.execute("SELECT 1")
+        fourth.execute("SELECT 1")
+        for _ in range(2):
+            assert [code(c, "SELECT 1") for c in (first, second)] == ["SG006"] * 2
+            for door in (third, fourth):
+                with pytest.raises(CapExceeded, match="5 statements a minute") as caught:
+                    door.execute("SELECT 1")
+                assert "send it again after 2" in (caught.value.hint or "")
+        assert code(second, "COMMIT") is None
+
+
+def test_a_large_rate_is_never_exceeded_and_asks_seldom(wired: Wired) -> None:
+    made = agent(wired, POLICY + BUDGETS.replace("5", "400"))
+    with (
+        proxied(wired.database.owner_dsn) as port,
+        made.connect() as first,
+        made.connect(port=port) as second,
+    ):
+        before = int(wired.value("SELECT txid_current()"))
+        passed = sum(code(first, "SELECT 1") is None for _ in range(200))
+        assert passed == 200
+        # Questions are the only transactions that take a number.
+        assert int(wired.value("SELECT txid_current()")) - before < 60
+        passed += sum(code(second, "SELECT 1") is None for _ in range(400))
+        assert 300 <= passed <= 400
+        assert code(second, "SELECT 1") == "SG006"
+
+
+@pytest.mark.parametrize("prepare", [None, 0], ids=["simple", "extended"])
+def test_what_can_t_be_counted_is_refused(wired: Wired, prepare: int | None) -> None:
+    made = agent(wired, POLICY + BUDGETS)
+    with made.connect() as conn, connect(made.direct) as guarded:
+        conn.prepare_threshold = prepare
+        with wired.owner.transaction():
+            wired.owner.execute("LOCK TABLE sqlguard.statement_rate")
+            assert [code(conn, "SELECT 1") for _ in range(3)] == ["08001"] * 3
+            with pytest.raises(DatabaseUnavailable):
+                guarded.execute("SELECT 1")
+        guarded.execute("SELECT 1")
+        time.sleep(1.1)
+        assert [code(conn, "SELECT 1") for _ in range(5)] == [None] * 4 + ["SG006"]
+        assert "refused" in wired.outcomes(made)
 
 
 @pytest.mark.parametrize("rows", [11, 100_000, 600_000])

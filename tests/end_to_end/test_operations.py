@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,25 @@ def test_a_cancel_finds_its_session_in_any_worker(
                     conn.execute(endless)
                 assert time.monotonic() - began < 15
                 timer.join()
+
+
+def test_workers_share_the_statements_of_a_minute(world: Wired, tmp_path: Path) -> None:
+    apply_policy(
+        world.owner, parse_policy(POLICY + "\n[budgets]\nstatements_per_minute = 12\n", "wired.toml")
+    )
+    try:
+        with served(world, tmp_path, "--workers", "2") as (running, _), ExitStack() as open_:
+            agent = world.agent(port=running.port)
+            conns = [open_.enter_context(agent.connect()) for _ in range(8)]
+            codes = []
+            for number in range(15):
+                try:
+                    conns[number % 8].execute("SELECT 1")
+                except psycopg.Error as fault:
+                    codes.append((number, fault.sqlstate))
+            assert codes == [(n, "SG006") for n in (12, 13, 14)]
+    finally:
+        apply_policy(world.owner, parse_policy(POLICY, "wired.toml"))
 
 
 def test_one_of_several_workers_is_killed_under_load(world: Wired, tmp_path: Path) -> None:

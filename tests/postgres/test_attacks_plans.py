@@ -317,7 +317,7 @@ def test_what_a_task_may_call_with_the_operator_s_rights(world: World) -> None:
         *("transaction_changes", "transaction_samples", "find_key", "claim_key", "keep_result"),
         *("claim_key_or_stop", "copy_target"),
         *("begin_plan", "weigh", "plan_outcome", "record_plan", "redeem_plan"),
-        *("ticket", "last_plan", "plan_statements"),
+        *("ticket", "last_plan", "plan_statements", "lease_own_statements"),
     }
     reachable = world.owner.execute(
         "SELECT DISTINCT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0"
