@@ -48,7 +48,7 @@ class Rates:
             if held.spend(statements, now):
                 return
             if account.fault is not None and now < account.ask_at:
-                raise account.fault
+                raise account.fault.with_traceback(None)
             try:
                 grant = await self._ask(task, statements, held.asks(statements, now))
             except DatabaseUnavailable as fault:
