@@ -4,7 +4,7 @@ What a call may do: built-in functions by the reviewed list, users' functions by
 A call that may mean several functions is judged by all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from sqlguard import functions
@@ -41,6 +41,10 @@ _CONSTRUCTORS = frozenset(
 )
 #: It gives back locks that only this session can hold; asyncpg and Npgsql tidy up with it.
 _RELEASES = frozenset({"pg_advisory_unlock_all"})
+#: What would pass instead of a call that is refused.
+_INSTEAD = {
+    "nextval": "leave the column to its default and read the number with RETURNING, or call it in the INSERT itself"
+}
 _DOES = {
     FunctionEffect.INFRASTRUCTURE: "shows how the server is set up",
     FunctionEffect.READS_DATA: "reads data that the statement does not name",
@@ -81,7 +85,8 @@ def _builtin(call: Call) -> Objection | None:
     values = call.values or (functions.NOT_CONSTANT,) * call.arguments
     if functions.harmless_with(call.name, judged, values):
         return None
-    return _from_class(_shown(call), judged)
+    found = _from_class(_shown(call), judged)
+    return replace(found, hint=_INSTEAD[call.name]) if found and call.name in _INSTEAD else found
 
 
 def classify(call: Call) -> FunctionClass:

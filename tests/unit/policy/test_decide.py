@@ -308,6 +308,17 @@ def test_a_refusal_says_what_is_wrong_with_the_statement(text: str, says: str) -
     assert found.hint
 
 
+def test_the_next_number_of_a_sequence_is_drawn_by_the_insert_that_uses_it() -> None:
+    found = verdict("SELECT nextval('accounts_id_seq')")
+    assert found.effect is Effect.REFUSE
+    assert found.decisive is not None
+    assert "RETURNING" in (found.decisive.hint or "")
+    assert (
+        effect("INSERT INTO accounts (id) VALUES (nextval('accounts_id_seq')) RETURNING id") is Effect.ALLOW
+    )
+    assert effect("SELECT currval('accounts_id_seq')") is Effect.ALLOW
+
+
 def test_a_write_that_nothing_keeps_is_refused_with_what_to_do() -> None:
     for text in ("INSERT INTO docs (id) VALUES (1)", "UPDATE docs SET title = 'x' WHERE id = 1"):
         found = verdict(text)
