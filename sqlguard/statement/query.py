@@ -182,6 +182,22 @@ def _endless(select: Body, name: str) -> bool:
     )
 
 
+def _without_names_of_results(body: Body) -> Body:
+    """Leave out of ORDER BY what names a column of the result: to PostgreSQL it comes before those of FROM."""
+    if "sortClause" not in body:
+        return body
+    names = {t["ResTarget"]["name"] for t in body.get("targetList", ()) if "name" in t["ResTarget"]}
+    if not names:
+        return body
+    return {**body, "sortClause": [s for s in body["sortClause"] if _sorted_by(s["SortBy"]) not in names]}
+
+
+def _sorted_by(body: Body) -> str | None:
+    fields = body["node"].get("ColumnRef", {}).get("fields", ())
+    is_name = len(fields) == 1 and "useOp" not in body and "String" in fields[0]
+    return fields[0]["String"].get("sval") if is_name else None
+
+
 def _select(walk: Walk, body: Body) -> None:
     outer = walk.level
     level = walk.level = Level(outer)
@@ -193,7 +209,7 @@ def _select(walk: Walk, body: Body) -> None:
         raise NotUnderstood(
             f"a query joins more than {_TABLES} tables", hint="join fewer tables", rules=("text-limits",)
         )
-    walk.children("SelectStmt", body, _SELECT_DONE)
+    walk.children("SelectStmt", _without_names_of_results(body), _SELECT_DONE)
     if "intoClause" in body:
         walk.facts["into"] = body["intoClause"]["rel"]["relname"]
     if "lockingClause" in body:

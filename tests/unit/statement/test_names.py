@@ -84,6 +84,12 @@ def test_a_temporary_table_hides_a_table() -> None:
         ("SELECT (SELECT email FROM generate_series(1, 1) g(email)) FROM accounts", ()),
         ("SELECT (SELECT email FROM json_to_record('{}') g(email text)) FROM accounts", ()),
         ("SELECT (SELECT email FROM kv CROSS JOIN kv k) FROM accounts", ("email",)),
+        # ORDER BY looks among the results first, GROUP BY last, and an expression never.
+        ("SELECT max(id) AS email FROM accounts ORDER BY email DESC", ("id",)),
+        ("SELECT max(id) AS email FROM accounts ORDER BY email || ''", ("email", "id")),
+        ("SELECT max(id) AS email FROM accounts GROUP BY email", ("email", "id")),
+        ("SELECT max(id) AS e FROM accounts ORDER BY email, e", ("email", "id")),
+        ("SELECT (SELECT 1 AS e ORDER BY email), id AS email FROM accounts", ("email", "id")),
         # What an alias of a join is asked for.
         ("SELECT j.* FROM (accounts a CROSS JOIN kv) j", None),
         ("SELECT j.email FROM (accounts a CROSS JOIN kv) j", None),
