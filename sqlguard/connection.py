@@ -342,6 +342,8 @@ def _living(ledger: psycopg.Connection[Any], role: str, task: str) -> control.Lo
 def _work_session(dsn: str, login: control.Login) -> psycopg.Connection[Any]:
     name = f"sqlguard:{login.task.agent}"[:63]
     work = connect_to(make_conninfo(dsn, application_name=name))
+    # What psycopg prepares by itself has names, which the agent could give to another statement.
+    work.prepare_threshold = None
     # A read outside a transaction block is run READ ONLY; `begin_text` opens blocks for writing.
     work.execute("SET default_transaction_read_only = on")
     return work

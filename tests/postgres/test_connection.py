@@ -227,6 +227,18 @@ def test_only_the_first_rows_of_a_read_are_kept(db: sqlguard.GuardedConnection) 
     assert db.execute("SELECT 1").rows == ((1,),)
 
 
+def test_nothing_has_a_name_that_the_agent_could_give_to_another_statement(
+    db: sqlguard.GuardedConnection,
+) -> None:
+    """psycopg prepares what it is given often: under a name that DEALLOCATE and PREPARE would take from a read."""
+    db.execute("BEGIN")
+    for _ in range(10):
+        db.execute("SELECT id FROM orders WHERE id = 6")
+        db.execute("UPDATE orders SET note = 'seen' WHERE id = 6")
+    assert db.execute("SELECT name FROM pg_prepared_statements").rows == ()
+    db.execute("ROLLBACK")
+
+
 @pytest.mark.parametrize("text", ["COPY staff FROM STDIN", "COPY staff TO STDOUT"])
 def test_copy_says_where_it_works(db: sqlguard.GuardedConnection, text: str) -> None:
     with pytest.raises(Refused, match="needs a stream of data") as caught:
