@@ -10,7 +10,7 @@ The Python door: a guarded connection for an agent's own code, on the same path 
 with a task id: then a further login role of that task is made for this connection and ends with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
@@ -36,7 +36,8 @@ from sqlguard.postgres.placeholders import parameter_types
 from sqlguard.postgres.plan_run import Planner
 from sqlguard.postgres.undo_plan import Scope
 from sqlguard.postgres.undo_report import UndoReport
-from sqlguard.statement.model import Kind, Session
+from sqlguard.statement.model import Kind, Session, Statement
+from sqlguard.statement.walk import SETTER
 from sqlguard.steps import Tools
 
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
@@ -131,7 +132,7 @@ class GuardedConnection:
         self._refresh()
         decisions = self._decide(text, values)
         self._spend(text, statements(decisions), said)
-        refused = gates.first_refused(decisions) or _without_data(decisions)
+        refused = gates.first_refused(decisions) or _without_data(decisions) or _ours(decisions)
         if refused is not None:
             self._journal_refusal(refused, values, said)
             raise gates.error(refused)
@@ -286,6 +287,27 @@ def _without_data(decisions: Sequence[Decision]) -> Decision | None:
         hint=f"connect through the proxy and use psycopg's cursor.copy(), or {instead}",
     )
     return gates.refusal(found.statement.text, fault, found.statement)
+
+
+def _ours(decisions: Sequence[Decision]) -> Decision | None:
+    """Return the refusal of a setting of ours: nothing follows it here, so a dry run would not be one."""
+    found = next((d for d in decisions if any(n.startswith("sqlguard.") for n in _set(d.statement))), None)
+    if found is None:
+        return None
+    fault = Refused(
+        "settings of a task are the proxy's",
+        hint="use the arguments of `execute`: dry_run, reason, confidence, idempotency_key, step",
+    )
+    return gates.refusal(found.statement.text, fault, found.statement)
+
+
+def _set(statement: Statement) -> Iterator[str]:
+    """Yield the names of the settings that *statement* sets."""
+    if statement.kind is Kind.SET:
+        yield statement.subject or ""
+    for call in statement.calls:
+        if call.name == SETTER and call.values:
+            yield str(call.values[0]).lower()
 
 
 def connect(dsn: str, *, task: str | None = None) -> GuardedConnection:

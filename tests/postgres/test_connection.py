@@ -227,6 +227,22 @@ def test_only_the_first_rows_of_a_read_are_kept(db: sqlguard.GuardedConnection) 
     assert db.execute("SELECT 1").rows == ((1,),)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SET sqlguard.dry_run = on",
+        "SELECT set_config('sqlguard.dry_run', 'on', false)",
+        "PREPARE p AS SELECT set_config('SQLGUARD.dry_run', 'on', false)",
+        "SET sqlguard.idempotency_key = 'k'",
+    ],
+)
+def test_a_setting_that_nothing_follows_here_is_refused(db: sqlguard.GuardedConnection, text: str) -> None:
+    with pytest.raises(Refused, match="settings of a task are the proxy's") as caught:
+        db.execute(text)
+    assert "dry_run" in str(caught.value.hint)
+    db.execute("SET TimeZone = 'UTC'")
+
+
 def test_nothing_has_a_name_that_the_agent_could_give_to_another_statement(
     db: sqlguard.GuardedConnection,
 ) -> None:
