@@ -183,6 +183,8 @@ CREATE INDEX change_set_task ON sqlguard.change_set (task_id, action_id);
 
 -- The one table with a row per changed row: one index, no checks, ids from a cached sequence. Its partitions are periods
 -- of time (see 0002): the numbers of change sets rise, and each period has numbers of its own.
+-- A soft delete of many rows, each of which is its own image, has a row per 1,000 keys instead: `sqlguard.row_changes`
+-- reads both.
 CREATE SEQUENCE sqlguard.row_change_id_seq CACHE 64;
 CREATE TABLE sqlguard.row_change (
     id bigint NOT NULL DEFAULT pg_catalog.nextval('sqlguard.row_change_id_seq'),
@@ -191,9 +193,27 @@ CREATE TABLE sqlguard.row_change (
     new_key text[],
     before text,
     after bigint,  -- a hash of the new row's text, so that an undo sees who changed it before the agent did again
+    removal_id bigint,  -- whose erasure blanked it
+    chunk text[],  -- keys as texts, of the rows with the ids 1 - 1000 * id and on; null for a row that has one of its own
     PRIMARY KEY (change_set_id, id)
 ) PARTITION BY RANGE (change_set_id);
 ALTER SEQUENCE sqlguard.row_change_id_seq OWNED BY sqlguard.row_change.id;
+
+-- The rows of a change set, each with an id and a key of its own. Chunks have ids from 0 downwards, so one index finds
+-- either kind alone. It is inlined, so it must stay a plain STABLE query; who asks for several sets joins it LATERAL.
+CREATE FUNCTION sqlguard.row_changes(change_set bigint)
+    RETURNS TABLE (id bigint, change_set_id bigint, key text[], new_key text[], before text, after bigint,
+                   removal_id bigint)
+    LANGUAGE sql STABLE
+    AS $$
+        SELECT r.id, r.change_set_id, r.key, r.new_key, r.before, r.after, r.removal_id
+        FROM sqlguard.row_change r WHERE r.change_set_id = change_set AND r.id > 0
+        UNION ALL
+        SELECT u.place - 1000 * r.id, r.change_set_id, u.key::text[], NULL, NULL, NULL, NULL
+        FROM sqlguard.row_change r CROSS JOIN LATERAL pg_catalog.unnest(r.chunk) WITH ORDINALITY AS u (key, place)
+        WHERE r.change_set_id = change_set AND r.id <= 0 AND u.key IS NOT NULL
+    $$;
+REVOKE EXECUTE ON FUNCTION sqlguard.row_changes(bigint) FROM PUBLIC;
 
 -- `id` is made from the other columns (see `sqlguard.shape_id`), so every session finds the same one.
 CREATE TABLE sqlguard.shape (

@@ -515,7 +515,7 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
                     WHERE p.polrelid = c.relid OR p.polrelid IN (SELECT pg_partition_ancestors(c.relid)));
                 RETURN QUERY EXECUTE format($q$
                     SELECT $1, $2, $3, $4, CASE WHEN $9 THEN to_jsonb(r.key) END, b.image, a.image
-                    FROM (SELECT * FROM sqlguard.row_change r WHERE r.change_set_id = $5 LIMIT $7) r
+                    FROM (SELECT * FROM sqlguard.row_changes($5) LIMIT $7) r
                     LEFT JOIN LATERAL (
                         SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
                         FROM (SELECT (r.before::%1$s).*) AS "sg row" WHERE r.before IS NOT NULL AND %3$s) b ON true

@@ -560,8 +560,8 @@ CREATE FUNCTION sqlguard.act_on_references(c sqlguard.change_set) RETURNS void
             k record;
         BEGIN
             IF match IS NOT NULL THEN
-                marked := format('r.change_set_id = %s AND %s AND %s', c.id, match, marked);
-                source := ', sqlguard.row_change r';
+                marked := format('%s AND %s', match, marked);
+                source := format(', sqlguard.row_changes(%s) r', c.id);
             END IF;
             FOR k IN SELECT * FROM sqlguard.references_to(c.relid) LOOP
                 -- Waits for children that are being inserted (they hold FOR KEY SHARE); what follows sees them,

@@ -24,7 +24,6 @@ CREATE OR REPLACE FUNCTION sqlguard.refuse_rewrite() RETURNS trigger
     $$;
 REVOKE UPDATE (statement, executed, params, reason, step, compensation) ON sqlguard.action FROM CURRENT_USER;
 REVOKE UPDATE (detail) ON sqlguard.event FROM CURRENT_USER;
-REVOKE UPDATE (key, new_key, before, removal_id) ON sqlguard.row_change FROM CURRENT_USER;
+REVOKE UPDATE (key, new_key, before, after, removal_id, chunk) ON sqlguard.row_change FROM CURRENT_USER;
 DROP TABLE sqlguard.erasure_run, sqlguard.removed, sqlguard.removal, sqlguard.hold;
-DROP INDEX sqlguard.event_erased;
-ALTER TABLE sqlguard.row_change DROP COLUMN removal_id;
+DROP INDEX sqlguard.event_erased, sqlguard.row_change_removed;

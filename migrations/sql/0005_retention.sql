@@ -48,7 +48,6 @@ CREATE INDEX removed_change_set ON sqlguard.removed (change_set_id) WHERE change
 CREATE INDEX removed_relation ON sqlguard.removed (relid) WHERE change_set_id IS NOT NULL;
 
 -- Whose image a removal blanked. Nearly all rows have none, and the index then costs nothing.
-ALTER TABLE sqlguard.row_change ADD COLUMN removal_id bigint;
 CREATE INDEX row_change_removed ON sqlguard.row_change (change_set_id) WHERE removal_id IS NOT NULL;
 
 CREATE INDEX event_erased ON sqlguard.event ((detail ->> 'chain'), ((detail ->> 'entry')::bigint))
@@ -83,9 +82,9 @@ CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON sqlguard.remov
 -- What can be blanked at all: not who, when, or what became of it.
 GRANT UPDATE (statement, executed, params, reason, step, compensation) ON sqlguard.action TO CURRENT_USER;
 GRANT UPDATE (detail) ON sqlguard.event TO CURRENT_USER;
-GRANT UPDATE (key, new_key, before, after, removal_id) ON sqlguard.row_change TO CURRENT_USER;
+GRANT UPDATE (key, new_key, before, after, removal_id, chunk) ON sqlguard.row_change TO CURRENT_USER;
 
--- Blank the images of rows, and their keys too if *keys*; returns how many.
+-- Blank the images of rows, and their keys too if *keys*; returns how many. One in a chunk leaves it for a row of its own.
 CREATE FUNCTION sqlguard.erase_images(removal bigint, change_sets bigint[], row_changes bigint[], keys boolean)
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -94,6 +93,17 @@ CREATE FUNCTION sqlguard.erase_images(removal bigint, change_sets bigint[], row_
             done bigint;
         BEGIN
             INSERT INTO sqlguard.erasure_run (txid) VALUES (pg_current_xact_id());
+            INSERT INTO sqlguard.row_change (change_set_id, id, key)
+                SELECT r.change_set_id, w.id, CASE WHEN NOT keys THEN r.chunk[(w.id - 1) % 1000 + 1]::text[] END
+                FROM unnest(change_sets, row_changes) AS w (change_set_id, id)
+                JOIN sqlguard.row_change r ON r.change_set_id = w.change_set_id AND r.id = -((w.id - 1) / 1000)
+                WHERE r.chunk[(w.id - 1) % 1000 + 1] IS NOT NULL;
+            UPDATE sqlguard.row_change r
+                SET chunk = (SELECT array_agg(CASE WHEN u.place <> ALL (w.places) THEN u.key END ORDER BY u.place)
+                             FROM unnest(r.chunk) WITH ORDINALITY AS u (key, place))
+                FROM (SELECT x.change_set_id, -((x.id - 1) / 1000) AS id, array_agg((x.id - 1) % 1000 + 1) AS places
+                      FROM unnest(change_sets, row_changes) AS x (change_set_id, id) GROUP BY 1, 2) w
+                WHERE r.change_set_id = w.change_set_id AND r.id = w.id AND r.chunk IS NOT NULL;
             UPDATE sqlguard.row_change r
                 SET before = NULL, after = NULL, removal_id = removal,
                     key = CASE WHEN keys THEN NULL ELSE r.key END,

@@ -238,8 +238,8 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                     EXECUTE format($q$
                         SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
                             SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, ROW(%s)::text)) AS h
-                            FROM sqlguard.row_change r LEFT JOIN ONLY %s AS "sg row" ON %s
-                            WHERE r.change_set_id = ANY ($1)) q
+                            FROM unnest($1) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
+                            LEFT JOIN ONLY %s AS "sg row" ON %s) q
                         $q$, (SELECT string_agg(format('"sg row".%I', a.attname), ', ' ORDER BY a.attnum)
                               FROM pg_attribute a
                               WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
@@ -248,7 +248,7 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                 ELSE
                     SELECT array_send(array_agg(q.h ORDER BY q.h)) INTO part FROM (
                         SELECT sqlguard.row_hash(r.key, r.new_key, r.before) AS h
-                        FROM sqlguard.row_change r WHERE r.change_set_id = ANY (c.ids)) q;
+                        FROM unnest(c.ids) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r) q;
                 END IF;
                 lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
                                                     encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';

@@ -74,7 +74,7 @@ def _entries(
     with conn.cursor(row_factory=class_row(Image)) as cursor:
         return cursor.execute(
             "SELECT c.id AS change_set, r.id, r.key, r.new_key, r.before, c.shape_id AS shape, c.action_id AS action"
-            " FROM sqlguard.change_set c JOIN sqlguard.row_change r ON r.change_set_id = c.id"
+            " FROM sqlguard.change_set c CROSS JOIN LATERAL sqlguard.row_changes(c.id) r"
             " WHERE c.relid = ANY (%s::oid[]) AND c.id BETWEEN %s AND %s AND %s::text[] IN (r.key, r.new_key)",
             [list(oids), first, last, key],
         ).fetchall()

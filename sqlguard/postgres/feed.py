@@ -44,7 +44,7 @@ _ROWS = """
                               'key', r.key, 'new_key', r.new_key, 'before', r.before,
                               'columns', (SELECT s.columns FROM sqlguard.shape s WHERE s.id = c.shape_id LIMIT 1)
            ) AS document
-    FROM sqlguard.change_set c JOIN sqlguard.row_change r ON r.change_set_id = c.id
+    FROM sqlguard.change_set c CROSS JOIN LATERAL sqlguard.row_changes(c.id) r
     WHERE c.action_id = ANY (%s) ORDER BY c.id, r.id
 """
 _ENTRIES = {

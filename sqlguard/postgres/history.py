@@ -27,7 +27,7 @@ _CHANGES = """
                 AND d.undo_id = (SELECT max(l.undo_id) FROM sqlguard.undone l WHERE l.change_set_id = c.id))
                AS undone_by
     FROM sqlguard.change_set c
-    JOIN sqlguard.row_change r ON r.change_set_id = c.id
+    CROSS JOIN LATERAL sqlguard.row_changes(c.id) r
     LEFT JOIN sqlguard.action a ON a.id = c.action_id
     LEFT JOIN sqlguard.task t ON t.id = c.task_id
     LEFT JOIN sqlguard.undo u ON u.id = c.undo_id
@@ -149,7 +149,7 @@ class _Life:
         ]
 
     def _collect(self, key: list[str]) -> list[dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[tuple[int, int], dict[str, Any]] = {}
         asked: set[tuple[str, ...]] = set()
         keys = [tuple(key)]
         with self._conn.cursor(row_factory=dict_row) as cursor:
@@ -157,10 +157,10 @@ class _Life:
                 one = keys.pop()
                 asked.add(one)
                 for row in cursor.execute(_CHANGES, {"relid": self._target.oid, "key": list(one)}).fetchall():
-                    found[row["row_change"]] = row
+                    found[row["change_set"], row["row_change"]] = row
                     others = {tuple(k) for k in (row["key"], row["new_key"]) if k is not None}
                     keys += [k for k in others if k not in asked]
-        return sorted(found.values(), key=lambda row: (row["change_set"], row["row_change"]))
+        return [found[at] for at in sorted(found)]
 
     def _image(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         if row["before"] is None:

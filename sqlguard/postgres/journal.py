@@ -68,7 +68,7 @@ FILTER = sql.SQL("""
       AND (%(since)s::timestamptz IS NULL OR a.at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR a.at < %(until)s)
       AND (%(row)s::text[] IS NULL
-           OR EXISTS (SELECT FROM sqlguard.change_set s JOIN sqlguard.row_change r ON r.change_set_id = s.id
+           OR EXISTS (SELECT FROM sqlguard.change_set s CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
                       WHERE s.action_id = a.id AND %(row)s::text[] IN (r.key, r.new_key)
                         AND %(table)s IN (s.table_name, s.schema_name || '.' || s.table_name)))
       AND (%(table)s::text IS NULL

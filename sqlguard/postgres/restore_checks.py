@@ -22,10 +22,7 @@ _OURS = sql.SQL(
     " WHERE c.id = {set} OR (c.relid = {relid} AND c.undo_id IS NOT NULL)))"
 )
 
-_CHOSEN = sql.SQL(
-    "pg_temp.sqlguard_chosen h JOIN sqlguard.row_change r"
-    " ON r.change_set_id = h.change_set_id AND r.id = h.row_change_id"
-)
+_CHOSEN = sql.SQL("pg_temp.sqlguard_chosen h JOIN sqlguard.row_changes({set}) r ON r.id = h.row_change_id")
 
 
 def changed(choice: Choice, one: ChangeSet) -> Iterator[RowLeft]:
@@ -88,9 +85,9 @@ def _parent_stays(choice: Choice, key: Key, sets: Sequence[ChangeSet]) -> sql.Co
     if names and with_it:
         # Not correlated, so that it is read once and hashed.
         back = sql.SQL(
-            "{} IN (SELECT coalesce(p.new_key, p.key) FROM pg_temp.sqlguard_chosen h JOIN sqlguard.row_change p"
-            " ON p.change_set_id = h.change_set_id AND p.id = h.row_change_id"
-            " WHERE h.change_set_id = ANY ({}::bigint[]) AND p.key IS NOT NULL)"
+            "{} IN (SELECT coalesce(p.new_key, p.key) FROM unnest({}::bigint[]) AS s (id)"
+            " CROSS JOIN LATERAL sqlguard.row_changes(s.id) p JOIN pg_temp.sqlguard_chosen h"
+            " ON p.change_set_id = h.change_set_id AND p.id = h.row_change_id WHERE p.key IS NOT NULL)"
         ).format(
             choice.target(root.oid).key_of(names, sql.Identifier("parent")),
             sql.Literal(with_it),
@@ -132,7 +129,7 @@ def _take_out(
     ).format(
         rows=rows.format(
             **parts,
-            chosen=_CHOSEN,
+            chosen=_CHOSEN.format(set=sql.Literal(one.id)),
             mine=sql.SQL("h.change_set_id = {}").format(sql.Literal(one.id)),
         )
     )

@@ -35,8 +35,8 @@ _PICKED_BEFORE = sql.SQL("""
         WITH RECURSIVE up (id) AS (
             SELECT {id}::bigint
             UNION SELECT c.reverts FROM up JOIN sqlguard.change_set c ON c.id = up.id WHERE c.reverts IS NOT NULL)
-        SELECT coalesce(b.new_key, b.key) FROM up JOIN pg_temp.sqlguard_pick p ON p.change_set_id = up.id
-        JOIN sqlguard.row_change b ON b.change_set_id = p.change_set_id AND b.id = p.row_change_id)
+        SELECT coalesce(b.new_key, b.key) FROM up CROSS JOIN LATERAL sqlguard.row_changes(up.id) b
+        JOIN pg_temp.sqlguard_pick p ON b.change_set_id = p.change_set_id AND b.id = p.row_change_id)
 """)
 
 
@@ -89,7 +89,7 @@ class Choice:
         """Pick every delete of *action*, and what its statements did to references by SET NULL or SET DEFAULT."""
         self.conn.execute(
             "INSERT INTO pg_temp.sqlguard_pick SELECT r.change_set_id, r.id FROM sqlguard.change_set c"
-            " JOIN sqlguard.row_change r ON r.change_set_id = c.id"
+            " CROSS JOIN LATERAL sqlguard.row_changes(c.id) r"
             " WHERE c.action_id = %s AND c.undo_id IS NULL AND c.op IN ('delete', 'soft_delete')",
             [action],
         )
@@ -138,11 +138,13 @@ class Choice:
             ).format(row=ROW, name=name, image=image, table=name_of(root), wanted=wanted)
         )
         self.conn.execute(
-            "INSERT INTO pg_temp.sqlguard_pick SELECT DISTINCT r.change_set_id, r.id"
-            " FROM pg_temp.sqlguard_wanted w"
-            " JOIN sqlguard.change_set c ON c.relid = ANY (%s::oid[]) AND c.op = 'soft_delete'"
-            "  AND c.undo_id IS NULL AND c.statement_at = w.at"
-            " JOIN sqlguard.row_change r ON r.change_set_id = c.id AND w.name = coalesce(r.key, ARRAY[r.before])",
+            # Each set is read once, not once for each of its rows.
+            "INSERT INTO pg_temp.sqlguard_pick SELECT DISTINCT s.change_set_id, s.id FROM pg_temp.sqlguard_wanted w"
+            " JOIN (SELECT r.*, coalesce(r.key, ARRAY[r.before]) AS name, c.statement_at FROM sqlguard.change_set c"
+            "       CROSS JOIN LATERAL sqlguard.row_changes(c.id) r"
+            "       WHERE c.relid = ANY (%s::oid[]) AND c.op = 'soft_delete' AND c.undo_id IS NULL"
+            "           AND c.statement_at IN (SELECT at FROM pg_temp.sqlguard_wanted) OFFSET 0) s"
+            " ON s.statement_at = w.at AND s.name = w.name",
             [tree_oids(self.facts, root)],
         )
         for one in self._in_effect():
@@ -286,8 +288,7 @@ class Choice:
         target = self.target(one.relid)
         if one.op == "soft_delete" and one.key_columns:
             return sql.SQL(
-                'SELECT r.id AS "sg id", {row}.* FROM sqlguard.row_change r JOIN {table} AS {row} ON {matches}'
-                " WHERE r.change_set_id = {set}"
+                'SELECT r.id AS "sg id", {row}.* FROM sqlguard.row_changes({set}) r JOIN {table} AS {row} ON {matches}'
             ).format(
                 row=ROW,
                 table=target.ident,

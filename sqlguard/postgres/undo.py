@@ -264,7 +264,7 @@ class Run:
     def _impossible(self, one: ChangeSet, reason: str) -> None:
         self.conn.execute(
             "INSERT INTO pg_temp.sqlguard_conflict SELECT r.change_set_id, r.id, %s"
-            " FROM sqlguard.row_change r WHERE r.change_set_id = %s ON CONFLICT DO NOTHING",
+            " FROM sqlguard.row_changes(%s) r ON CONFLICT DO NOTHING",
             [reason, one.id],
         )
 

@@ -25,8 +25,8 @@ _BETWEEN = """
         SELECT DISTINCT ON (m.id, m.row) m.*, c.txid AS later_txid, c.shape_id AS later_shape, r.before
         FROM mine m
         JOIN sqlguard.change_set c ON c.id = ANY (%(sets)s) AND c.relid = m.relid AND c.id > m.id
-        JOIN sqlguard.row_change r ON r.change_set_id = c.id AND r.key = m.key
-        WHERE m.after IS NOT NULL
+        CROSS JOIN LATERAL sqlguard.row_changes(c.id) r
+        WHERE r.key = m.key AND m.after IS NOT NULL
         ORDER BY m.id, m.row, c.id)
     INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
     SELECT x.id, x.row, 'somebody else changed the row between two of these changes' FROM later x
@@ -40,12 +40,13 @@ _BETWEEN = """
 _OLDER = """
     INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
     SELECT r.change_set_id, r.id, x.reason
-    FROM pg_temp.sqlguard_conflict x
-    JOIN sqlguard.change_set n ON n.id = x.change_set_id
-    JOIN sqlguard.row_change k ON k.change_set_id = x.change_set_id AND k.id = x.row_change_id
+    FROM (SELECT DISTINCT change_set_id AS id FROM pg_temp.sqlguard_conflict) s
+    JOIN sqlguard.change_set n ON n.id = s.id
+    CROSS JOIN LATERAL sqlguard.row_changes(n.id) k
+    JOIN pg_temp.sqlguard_conflict x ON k.change_set_id = x.change_set_id AND k.id = x.row_change_id
     JOIN sqlguard.change_set c ON c.id = ANY (%(sets)s) AND c.relid = n.relid AND c.id < n.id
-    JOIN sqlguard.row_change r ON r.change_set_id = c.id AND coalesce(r.new_key, r.key) = k.key
-    WHERE x.reason LIKE 'somebody else changed%%'
+    CROSS JOIN LATERAL sqlguard.row_changes(c.id) r
+    WHERE coalesce(r.new_key, r.key) = k.key AND x.reason LIKE 'somebody else changed%%'
     ON CONFLICT DO NOTHING
 """
 

@@ -28,8 +28,8 @@ _SETTLE = """
 _AGAIN = """
     INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
     SELECT r.change_set_id, r.id, 'the row was changed since'
-    FROM sqlguard.row_change r
-    WHERE r.change_set_id = %(old)s AND coalesce(r.new_key, r.key) IN (
+    FROM sqlguard.row_changes(%(old)s) r
+    WHERE coalesce(r.new_key, r.key) IN (
         SELECT k.key FROM pg_temp.sqlguard_chosen h
         JOIN sqlguard.change_set c ON c.id = h.change_set_id AND c.relid = %(relid)s
         JOIN sqlguard.row_change k ON k.change_set_id = h.change_set_id AND k.id = h.row_change_id)

@@ -137,9 +137,10 @@ def find_disturbed(run: Statements, work: Work) -> None:
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
         SELECT {old}, {src}.id, 'the row was changed since' FROM ({rows}) {src}
         WHERE (SELECT count(*) > 1 FROM pg_temp.sqlguard_conflict) AND {src}.key IN (
-            SELECT k.key FROM pg_temp.sqlguard_conflict x
-            JOIN sqlguard.change_set c ON c.id = x.change_set_id AND c.relid = {relid}
-            JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id
+            SELECT k.key FROM (SELECT DISTINCT change_set_id AS id FROM pg_temp.sqlguard_conflict) s
+            JOIN sqlguard.change_set c ON c.id = s.id AND c.relid = {relid}
+            CROSS JOIN LATERAL sqlguard.row_changes(c.id) r
+            JOIN pg_temp.sqlguard_conflict x ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id
             CROSS JOIN LATERAL (VALUES (r.key), (r.new_key)) k (key)
             WHERE k.key IS NOT NULL
                 -- What somebody did before this delete is in its image, and is brought back with it.
@@ -247,7 +248,7 @@ def _purged(run: Statements, work: Work) -> sql.Composable:
             SELECT FROM sqlguard.removed p
             JOIN sqlguard.change_set c ON c.id = p.change_set_id
             JOIN sqlguard.change_set k ON k.relid = c.relid AND k.statement_at = c.statement_at
-            JOIN sqlguard.row_change r ON r.change_set_id = k.id
+            CROSS JOIN LATERAL sqlguard.row_changes(k.id) r
             WHERE c.relid = {relid} AND k.op = 'soft_delete' AND r.key = {src}.now_key)""",
         work,
         relid=sql.Literal(work.change.relid),

@@ -38,7 +38,7 @@ class Look:
             )
         query = sql.SQL("""
             SELECT r.key, to_jsonb(r.before::{type}) AS current, {wanted} AS wanted
-            FROM sqlguard.row_change r WHERE r.change_set_id = {new} LIMIT {limit}
+            FROM sqlguard.row_changes({new}) r LIMIT {limit}
         """).format(
             type=work.target.ident, wanted=wanted, new=sql.Literal(work.new), limit=sql.Literal(limit)
         )
@@ -57,8 +57,9 @@ class Look:
             rows = cursor.execute(
                 "SELECT x.change_set_id, x.reason, coalesce(r.new_key, r.key) AS key, r.before, r.id,"
                 " count(*) OVER () AS n"
-                " FROM pg_temp.sqlguard_conflict x"
-                " JOIN sqlguard.row_change r ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id"
+                " FROM (SELECT DISTINCT change_set_id AS id FROM pg_temp.sqlguard_conflict) s"
+                " CROSS JOIN LATERAL sqlguard.row_changes(s.id) r JOIN pg_temp.sqlguard_conflict x"
+                " ON r.change_set_id = x.change_set_id AND r.id = x.row_change_id"
                 " ORDER BY x.change_set_id DESC, x.row_change_id LIMIT %s",
                 [LISTED],
             ).fetchall()

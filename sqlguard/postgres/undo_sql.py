@@ -146,9 +146,8 @@ class Statements:
         if not work.foreign:
             return accepted
         return sql.SQL(
-            "{accepted} AND NOT EXISTS (SELECT FROM sqlguard.row_change f"
-            " WHERE f.change_set_id = ANY({foreign}) AND f.change_set_id > {old}"
-            " AND {src}.now_key IN (f.key, f.new_key))"
+            "{accepted} AND NOT EXISTS (SELECT FROM unnest({foreign}::bigint[]) AS s (id)"
+            " CROSS JOIN LATERAL sqlguard.row_changes(s.id) f WHERE s.id > {old} AND {src}.now_key IN (f.key, f.new_key))"
         ).format(
             accepted=accepted, foreign=sql.Literal(list(work.foreign)), old=sql.Literal(change.id), src=SRC
         )
@@ -185,6 +184,4 @@ def source(change: ChangeSet) -> sql.Composable:
         skipped += sql.SQL(
             " JOIN pg_temp.sqlguard_chosen h ON h.change_set_id = r.change_set_id AND h.row_change_id = r.id"
         )
-    return sql.SQL("FROM sqlguard.row_change r{} WHERE r.change_set_id = {}").format(
-        skipped, sql.Literal(change.id)
-    )
+    return sql.SQL("FROM sqlguard.row_changes({}) r{} WHERE true").format(sql.Literal(change.id), skipped)

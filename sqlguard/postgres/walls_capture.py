@@ -57,6 +57,16 @@ _KEEP = sql.SQL("""
 # image, so large sets do without, and an undo says so.
 _ROWS = sql.SQL("""
     INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM {source} {row};""")
+# A deleted row that is its own image needs its key alone: many of them are kept by the thousand, see 0001_tables.sql.
+_ROWS_MARKED = sql.SQL("""
+    IF total > {few} AND shape = {shape} AND NOT sqlguard.rows_may_change(TG_RELID) THEN
+        INSERT INTO sqlguard.row_change (change_set_id, id, chunk)
+            SELECT change, -k.n, array_agg(k.key)
+            FROM (SELECT (row_number() OVER () - 1) / 1000 AS n, ({key})::text AS key FROM sg_old {row}) k
+            GROUP BY k.n;
+    ELSE
+        INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM sg_old {row};
+    END IF;""")
 _ROWS_MADE = sql.SQL("""
     INSERT INTO sqlguard.row_change (change_set_id, key, after)
         SELECT change, {key}, CASE WHEN total <= {few} THEN hashtextextended({whole}, 0) END FROM sg_new {row};""")
@@ -232,7 +242,7 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
     # In parentheses and with a star, because a column may be called `text`.
     image = sql.SQL("({}.*)::text").format(ROW)
     more: dict[str, sql.Composable] = {
-        "keep_soft": _keep(parts, "soft_delete", _image(keys, image, shape)),
+        "keep_soft": _keep(parts, "soft_delete", _image(keys, image, shape), keyed=bool(keys)),
         "pair_soft": _pair(conn, parts, "soft", soft=soft, keyed=bool(keys)),
         "pair_rest": _pair(conn, parts, "rest", soft=soft, keyed=bool(keys)),
         "pair_all": _pair(conn, parts, "all", soft=soft, keyed=bool(keys)),
@@ -253,8 +263,10 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
     ).as_string(conn)
 
 
-def _keep(parts: dict[str, sql.Composable], operation: str, image: sql.Composable) -> sql.Composed:
-    kinds = {"insert": _ROWS_MADE, "update": _ROWS_CHANGED}
+def _keep(
+    parts: dict[str, sql.Composable], operation: str, image: sql.Composable, *, keyed: bool = True
+) -> sql.Composed:
+    kinds = {"insert": _ROWS_MADE, "update": _ROWS_CHANGED, "soft_delete": _ROWS_MARKED if keyed else _ROWS}
     rows = kinds.get(operation, _ROWS).format(
         **parts,
         source=sql.SQL("sg_old"),

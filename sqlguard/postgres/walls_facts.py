@@ -48,7 +48,7 @@ _COLUMNS = """
     WHERE a.attnum > 0 AND NOT a.attisdropped AND c.oid = ANY (%(oids)s::oid[])
     ORDER BY a.attrelid, a.attnum
 """
-# `match` finds the row `p` that has the key of `r`, a row of sqlguard.row_change, by the key's own index.
+# `match` finds the row `p` that has the key of `r`, a row of sqlguard.row_changes, by the key's own index.
 _INDEXES = """
     SELECT i.indrelid::bigint AS relation, i.indexrelid::bigint AS oid, x.relname::text AS name,
            i.indisprimary AS is_primary, i.indisvalid AS valid, i.indimmediate AS immediate,
