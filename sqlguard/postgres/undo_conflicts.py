@@ -209,8 +209,8 @@ def missing(run: Statements, work: Work, reason: str = "the row is gone") -> Non
         work,
         """
         INSERT INTO pg_temp.sqlguard_conflict (change_set_id, row_change_id, reason)
-        SELECT {old}, {src}.id, CASE WHEN {purged} THEN 'the row was purged' ELSE {reason} END
-        FROM ({rows}) {src}
+        SELECT {old}, {src}.id, CASE WHEN p.key IS NULL THEN {reason} ELSE 'the row was purged' END
+        FROM ({rows}) {src} LEFT JOIN ({purged}) p ON p.key = {src}.now_key
         WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})
           AND NOT EXISTS (SELECT FROM sqlguard.row_change r
                           WHERE r.change_set_id = ANY ({inserted}) AND r.key = {src}.key)
@@ -242,14 +242,14 @@ def removed_before(run: Statements, work: Work) -> None:
 
 
 def _purged(run: Statements, work: Work) -> sql.Composable:
-    """Return the condition that a purge took the row: it took rows of a soft delete that has the row's key."""
+    """Return the keys of rows that a purge may have taken: of those of a soft delete it took some."""
     return run.fill(
-        """EXISTS (
-            SELECT FROM sqlguard.removed p
+        """
+            SELECT DISTINCT r.key FROM sqlguard.removed p
             JOIN sqlguard.change_set c ON c.id = p.change_set_id
             JOIN sqlguard.change_set k ON k.relid = c.relid AND k.statement_at = c.statement_at
             CROSS JOIN LATERAL sqlguard.row_changes(k.id) r
-            WHERE c.relid = {relid} AND k.op = 'soft_delete' AND r.key = {src}.now_key)""",
+            WHERE c.relid = {relid} AND k.op = 'soft_delete' AND r.key IS NOT NULL""",
         work,
         relid=sql.Literal(work.change.relid),
     )

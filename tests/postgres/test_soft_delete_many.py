@@ -100,7 +100,13 @@ def test_rows_in_conflict_are_left_and_can_be_undone_later(world: World) -> None
         ("app.child", "restore"): 4992,
         ("app.note", "update"): 1996,
     }
-    assert {c.key["id"] for c in skipped.conflicts if c.table == "app.parent"} == {"1", "77", "1000", "1001", "2500"}
+    assert {c.key["id"] for c in skipped.conflicts if c.table == "app.parent"} == {
+        "1",
+        "77",
+        "1000",
+        "1001",
+        "2500",
+    }
     world.op.execute("DELETE FROM app.parent WHERE id = 9999")
     world.op.execute(
         "UPDATE app.parent SET deleted_at = (SELECT c.statement_at FROM sqlguard.change_set c"
@@ -118,7 +124,9 @@ def test_rows_in_conflict_are_left_and_can_be_undone_later(world: World) -> None
 def test_history_and_the_journal_find_one_row(world: World) -> None:
     action = delete(world)
     for key in ("1", "1000", "1001", "2500"):
-        assert [(c.op, c.action) for c in history.history(world.op, "app.parent", key)] == [("soft_delete", action)]
+        assert [(c.op, c.action) for c in history.history(world.op, "app.parent", key)] == [
+            ("soft_delete", action)
+        ]
         assert [a.id for a in journal.list_actions(world.op, table="app.parent", row=[key])] == [action]
     assert history.history(world.op, "app.parent", "2501") == []
     assert [c.op for c in history.history(world.op, "app.child", ["2000", 'a,"b\\2000'])] == ["soft_delete"]
@@ -131,12 +139,19 @@ def test_named_rows_are_restored_with_theirs(world: World) -> None:
     before = world.contents(*TABLES)
     action = delete(world)
     some = restore(world.op, table="app.parent", keys=["2000", "2001"])
-    assert counts(some) == {("app.parent", "restore"): 2, ("app.child", "restore"): 4, ("app.note", "update"): 1}
+    assert counts(some) == {
+        ("app.parent", "restore"): 2,
+        ("app.child", "restore"): 4,
+        ("app.note", "update"): 1,
+    }
     many = restore(world.op, table="app.parent", where="id > 1000")
     assert counts(many)["app.parent", "restore"] == 1498
     world.op.execute("UPDATE app.parent SET code = 'mine' WHERE id = 5")
     rest = restore(world.op, action=action, on_conflict="skip")
-    assert [(c.table, c.key) for c in rest.conflicts] == [("app.parent", {"id": "5"}), ("app.note", {"id": "5"})]
+    assert [(c.table, c.key) for c in rest.conflicts] == [
+        ("app.parent", {"id": "5"}),
+        ("app.note", {"id": "5"}),
+    ]
     restore(world.op, action=action, accept_changed=True)
     world.op.execute("UPDATE app.parent SET code = 'code 5' WHERE id = 5")
     assert world.contents(*TABLES) == before
