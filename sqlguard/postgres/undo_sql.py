@@ -147,7 +147,8 @@ class Statements:
             return accepted
         return sql.SQL(
             "{accepted} AND NOT EXISTS (SELECT FROM unnest({foreign}::bigint[]) AS s (id)"
-            " CROSS JOIN LATERAL sqlguard.row_changes(s.id) f WHERE s.id > {old} AND {src}.now_key IN (f.key, f.new_key))"
+            " CROSS JOIN LATERAL sqlguard.row_changes(s.id) f"
+            " WHERE s.id > {old} AND {src}.now_key IN (f.key, f.new_key))"
         ).format(
             accepted=accepted, foreign=sql.Literal(list(work.foreign)), old=sql.Literal(change.id), src=SRC
         )
