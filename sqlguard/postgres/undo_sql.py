@@ -146,9 +146,11 @@ class Statements:
         if not work.foreign:
             return accepted
         return sql.SQL(
-            "{accepted} AND NOT EXISTS (SELECT FROM unnest({foreign}::bigint[]) AS s (id)"
+            # As a set of its own it is hashed; a NOT EXISTS of either key would be looked through for each row.
+            "{accepted} AND ({src}.now_key IN (SELECT k.key FROM unnest({foreign}::bigint[]) AS s (id)"
             " CROSS JOIN LATERAL sqlguard.row_changes(s.id) f"
-            " WHERE s.id > {old} AND {src}.now_key IN (f.key, f.new_key))"
+            " CROSS JOIN LATERAL (VALUES (f.key), (f.new_key)) AS k (key)"
+            " WHERE s.id > {old} AND k.key IS NOT NULL)) IS NOT TRUE"
         ).format(
             accepted=accepted, foreign=sql.Literal(list(work.foreign)), old=sql.Literal(change.id), src=SRC
         )
