@@ -161,7 +161,9 @@ class Session:
 
     def _take_plain(self, chunk: bytes) -> bool:
         """Take whole answers to plain messages, as most chunks are; False, and nothing is done, if it is not one."""
-        if self.is_copying_in or self._copy_syncs or not self._scanner.is_between_messages:
+        # After a COPY that failed, a ReadyForQuery of its own does not yet say that no further one comes.
+        is_in_copy = self.is_copying_in or self._copy_syncs or self._spare_readies
+        if is_in_copy or not self._scanner.is_between_messages:
             return False
         if len(self.expected) == 1 and self.expected[0] is _PLAIN_QUERY:
             if not is_one_answer(chunk):
@@ -175,7 +177,6 @@ class Session:
         else:
             for _ in range(complete):
                 self._pop()
-        self._spare_readies = 0
         self.status = chunk[-1:]
         return True
 

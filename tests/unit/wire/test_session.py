@@ -456,6 +456,24 @@ def test_a_late_sync_of_a_failed_copy_may_count() -> None:
         session.feed(READY)
 
 
+@pytest.mark.parametrize("chunks", [(FAULT, READY, READY), (FAULT + READY, READY), (FAULT, READY + READY)])
+def test_both_syncs_of_a_failed_copy_are_answered_in_any_pieces(chunks: tuple[bytes, ...]) -> None:
+    session = Session()
+    for kind in b"ES":
+        session.takes(kind)
+        session.expect(Expect(ASKS[kind]))
+    session.feed(COPY_IN)
+    for kind in b"dScS":
+        session.takes(kind)
+        if kind in ASKS:
+            session.expect(Expect(ASKS[kind]))
+    for chunk in chunks:
+        assert session.feed(chunk) == chunk
+    assert session.is_quiet
+    session.expect(PLAIN[Reply.QUERY])
+    assert session.feed(DONE + READY) == DONE + READY
+
+
 def damage(draw: Callable[[st.SearchStrategy[Any]], Any], raw: bytes) -> bytes:
     changed = bytearray(raw)
     for _ in range(draw(st.integers(0, 3))):
