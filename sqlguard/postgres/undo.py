@@ -258,7 +258,9 @@ class Run:
             new = self._next("sqlguard.change_set_id_seq")
             shape = self._images.shape(target, one.shape_id)
             scope = foreign[one.relid], inserted[one.relid], deleted[one.relid]
-            works.append(Work(one, target, shape, new, *scope))
+            works.append(
+                Work(one, target, shape, new, *scope, tuple(s.id for s in sets if s.relid == one.relid))
+            )
         return works
 
     def _impossible(self, one: ChangeSet, reason: str) -> None:

@@ -123,7 +123,7 @@ def find_orphans(run: Statements, work: Work) -> None:
             given=sql.SQL(" AND ").join(given),
             parent=sql.SQL(key.parent_name),
             joins=key.joins(_IMAGE, sql.Identifier("parent")),
-            living=sql.SQL("parent.deleted_at IS NULL" if key.parent_soft else "true"),
+            living=_living(run, work, key),
             itself=_parent_in_set(key),
             reason=sql.Literal(f"the row of `{key.parent_name}` that it refers to is gone"),
         )
@@ -265,6 +265,22 @@ def not_inserted(run: Statements, work: Work) -> None:
         WHERE NOT EXISTS (SELECT FROM sqlguard.row_change r WHERE r.change_set_id = {new} AND r.key = {src}.key)
         ON CONFLICT DO NOTHING
         """,
+    )
+
+
+def _living(run: Statements, work: Work, key: Key) -> sql.Composable:
+    """Return the condition that the parent is there when all is undone: of its own tree, more may come back later."""
+    if not key.parent_soft:
+        return sql.SQL("true")
+    if key.child != key.parent or not work.keys:
+        return sql.SQL("parent.deleted_at IS NULL")
+    return run.fill(
+        """(parent.deleted_at IS NULL OR {key_of_parent} IN (
+            SELECT k.key FROM unnest({scope}::bigint[]) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
+            CROSS JOIN LATERAL (VALUES (r.key), (r.new_key)) AS k (key) WHERE k.key IS NOT NULL))""",
+        work,
+        key_of_parent=work.target.key_of(work.keys, sql.Identifier("parent")),
+        scope=sql.Literal(list(work.scope)),
     )
 
 

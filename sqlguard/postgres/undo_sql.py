@@ -36,6 +36,8 @@ class Work:
     inserted: tuple[int, ...] = ()
     #: Sets of the scope that deleted from this table: what they deleted is to come back anyway.
     deleted: tuple[int, ...] = ()
+    #: All sets of the scope on this table: whether what they touched is there is known when all are done.
+    scope: tuple[int, ...] = ()
 
     @property
     def keys(self) -> list[str]:
