@@ -234,6 +234,7 @@ class Run:
     def _works(self, sets: Sequence[ChangeSet], references: Sequence[Reference], path: str) -> list[Work]:
         relids = {s.relid for s in sets}
         foreign = {relid: read_foreign(self.conn, relid, sets) for relid in relids}
+        every = {r: tuple(s.id for s in sets if s.relid == r) for r in relids}
         inserted, deleted = (
             {r: tuple(s.id for s in sets if s.relid == r and s.op == op) for r in relids}
             for op in ("insert", "delete")
@@ -257,10 +258,8 @@ class Run:
                 continue
             new = self._next("sqlguard.change_set_id_seq")
             shape = self._images.shape(target, one.shape_id)
-            scope = foreign[one.relid], inserted[one.relid], deleted[one.relid]
-            works.append(
-                Work(one, target, shape, new, *scope, tuple(s.id for s in sets if s.relid == one.relid))
-            )
+            scope = foreign[one.relid], inserted[one.relid], deleted[one.relid], every[one.relid]
+            works.append(Work(one, target, shape, new, *scope))
         return works
 
     def _impossible(self, one: ChangeSet, reason: str) -> None:
