@@ -11,7 +11,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from servers import Database
-from sqlalchemy import MetaData
+from sqlalchemy import Column, Integer, MetaData, Table, Text
 
 PLAIN = """
 from alembic import context
@@ -88,6 +88,20 @@ def upgrade():
 def downgrade():
     ${downgrades if downgrades else "pass"}
 '''
+
+
+def orders(info: Any = None, *more: Any, unique: bool = True) -> MetaData:
+    metadata = MetaData()
+    Table(
+        "orders",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("number", Text, unique=unique),
+        Column("note", Text),
+        *more,
+        info=dict(info or {}),
+    )
+    return metadata
 
 
 @dataclass

@@ -15,6 +15,7 @@ import structlog
 from servers import Database, Servers, create, fit_to_server, fresh_database, shared_folder
 
 from sqlguard.embedded import EmbeddedServer
+from sqlguard.postgres.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,6 +69,13 @@ def server(servers: Servers, request: pytest.FixtureRequest) -> EmbeddedServer:
 def database(server: EmbeddedServer) -> Iterator[Database]:
     with fresh_database(server) as made:
         yield made
+
+
+@pytest.fixture
+def migrated(database: Database) -> Database:
+    """A database of the test's own with the schema `sqlguard`."""
+    migrate(database.dsn)
+    return database
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import asyncpg
 import psycopg
 import sqlalchemy as sa
 from end_to_end.day import Step, Way
+from end_to_end.node import run_node
 from sqlalchemy.ext.asyncio import create_async_engine
 
 #: What was seen of each step.
@@ -230,18 +230,9 @@ def with_node(folder: Path) -> Callable[..., Seen]:
     """Return what plays with node-postgres, which is installed in *folder*."""
 
     def play(dsn: str, steps: Sequence[Step], *, secure: bool) -> Seen:
-        (folder / "day.js").write_bytes(Path(__file__).with_name("day.js").read_bytes())
+        script = Path(__file__).with_name("day.js").read_text(encoding="utf-8")
         told = {"dsn": dsn, "secure": secure, "steps": [step.as_dict() for step in steps]}
-        done = subprocess.run(
-            ["node", "day.js"],
-            input=json.dumps(told),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_node(folder, script, given=json.dumps(told), timeout=120)
         found: Seen = json.loads(done.stdout)
         return found
 

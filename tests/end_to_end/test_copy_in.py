@@ -6,7 +6,6 @@ by way of a table of its own. Both have to look like PostgreSQL.
 import asyncio
 import io
 import json
-import subprocess
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +14,7 @@ import asyncpg
 import psycopg
 import psycopg.sql
 import pytest
+from end_to_end.node import run_node
 from end_to_end.raw import Raw, raw
 from end_to_end.wired import POLICY, Agent, Wired, wired_shop
 from psycopg import pq
@@ -328,15 +328,7 @@ main().catch((e) => { console.error(e); process.exit(1); });
 
 
 def test_node(agent: Agent, node_folder: Path) -> None:
-    (node_folder / "copy.js").write_text(NODE)
-    done = subprocess.run(
-        ["node", "copy.js", json.dumps(agent.keywords)],
-        cwd=node_folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_node(node_folder, NODE, json.dumps(agent.keywords))
     assert (done.stdout.split(), done.stderr) == (["22P02", "2", "22P02", "2"], "")
 
 

@@ -1,10 +1,10 @@
 """node-postgres through the proxy, installed into a folder of the test's own."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from end_to_end.node import run_node
 from end_to_end.wired import Agent, Wired
 
 SCRIPT = """
@@ -39,16 +39,7 @@ main().catch((e) => { console.error(e); process.exit(1); });
 
 
 def test_a_day_of_node_postgres(wired_world: Wired, agent: Agent, node_folder: Path) -> None:
-    (node_folder / "day.js").write_text(SCRIPT)
-    done = subprocess.run(
-        ["node", "day.js", json.dumps(agent.keywords)],
-        cwd=node_folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_node(node_folder, SCRIPT, json.dumps(agent.keywords))
     seen: dict[str, Any] = json.loads(done.stdout)
     assert seen["count"] == 600
     assert seen["gone"] == ["DELETE", 1, "Customer 150"]

@@ -14,7 +14,6 @@ from sqlalchemy import Column, ForeignKey, Index, Integer, MetaData, Table, Text
 from sqlguard.alembic import include_name
 from sqlguard.demo import stage
 from sqlguard.postgres import guard_table, walls_unique
-from sqlguard.postgres.migrate import migrate
 
 SOFT = {"sqlguard": {"mode": "soft"}}
 DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]
@@ -40,12 +39,6 @@ def shop(info: Any = None) -> MetaData:
         info=dict(info or {}),
     )
     return metadata
-
-
-@pytest.fixture
-def migrated(database: Database) -> Database:
-    migrate(database.dsn)
-    return database
 
 
 def project(folder: Path, database: Database, metadata: MetaData, **options: Any) -> Project:

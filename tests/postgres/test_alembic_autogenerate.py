@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from alembic.util import CommandError
-from alembic_world import Project, body, guarded
+from alembic_world import Project, body, guarded, orders
 from servers import Database
 from sqlalchemy import (
     Column,
@@ -26,29 +26,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlguard.alembic import declare_policies
 from sqlguard.orm import SoftDeleteMixin
 from sqlguard.policy import parse_policy
-from sqlguard.postgres.migrate import migrate
 
 SOFT = {"sqlguard": {"mode": "soft"}}
-
-
-def orders(info: Any = None, *more: Any, unique: bool = True) -> MetaData:
-    metadata = MetaData()
-    Table(
-        "orders",
-        metadata,
-        Column("id", Integer, primary_key=True),
-        Column("number", Text, unique=unique),
-        Column("note", Text),
-        *more,
-        info=dict(info or {}),
-    )
-    return metadata
-
-
-@pytest.fixture
-def migrated(database: Database) -> Database:
-    migrate(database.dsn)
-    return database
 
 
 @pytest.fixture

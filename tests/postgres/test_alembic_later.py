@@ -1,36 +1,15 @@
 """Alembic and what comes after the guard: views over guarded tables, new foreign keys to them."""
 
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from alembic_world import Project, body, guarded
+from alembic_world import Project, body, guarded, orders
 from servers import Database
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, Text
-
-from sqlguard.postgres.migrate import migrate
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table
 
 SOFT = {"sqlguard": {"mode": "soft"}}
 FIXED = {"sqlguard": {"mode": "soft", "fix_views": True}}
-
-
-def orders(info: Any = None) -> MetaData:
-    metadata = MetaData()
-    Table(
-        "orders",
-        metadata,
-        Column("id", Integer, primary_key=True),
-        Column("number", Text, unique=True),
-        info=dict(info or {}),
-    )
-    return metadata
-
-
-@pytest.fixture
-def migrated(database: Database) -> Database:
-    migrate(database.dsn)
-    return database
 
 
 @pytest.fixture
