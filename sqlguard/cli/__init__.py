@@ -81,6 +81,7 @@ def _root(
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    state.json = False  # a command without `--json` must not answer as the one before it in this process did
     try:
         app(standalone_mode=True)
     except SqlguardError as fault:

@@ -131,7 +131,7 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
 
 
 def print_error(fault: SqlguardError, *, as_json: bool) -> None:
-    """Print what is wrong and what to do, to stderr; with `--json` to stdout as well, for scripts."""
+    """Print what is wrong and what to do, to stderr; with `--json` to stdout instead, for scripts."""
     if as_json:
         print_json(fault.as_dict())
         return

@@ -159,6 +159,8 @@ def test_no_file_of_the_working_directory_says_where_a_person_decides(
     (folder / "sqlguard.toml").write_text('dsn = "postgresql://127.0.0.1:1/stand_in"\n', encoding="utf-8")
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert run(monkeypatch, "check", "SELECT FROM WHERE", "--json") == 1
+    assert "sqlstate" in capsys.readouterr().out, "the command after it answers a person all the same"
     assert run(monkeypatch, *words) == 2
     assert "sqlguard.toml does not count here" in capsys.readouterr().err
     assert run(monkeypatch, "plan", "list") == 1
