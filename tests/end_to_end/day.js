@@ -1,7 +1,9 @@
 // Plays the steps of `day.py` with node-postgres: JSON in, what was seen of each step out.
 const { Client } = require('pg');
 const Cursor = require('pg-cursor');
-const { to: copyTo } = require('pg-copy-streams');
+const { to: copyTo, from: copyFrom } = require('pg-copy-streams');
+const { Readable } = require('stream');
+const { pipeline } = require('stream/promises');
 
 const told = (r) => [r.command, r.rowCount, r.rows];
 const patience = 400;
@@ -10,6 +12,16 @@ async function copied(client, text) {
   const pieces = [];
   for await (const piece of client.query(copyTo(text))) pieces.push(piece);
   return Buffer.concat(pieces).toString();
+}
+
+async function copiedIn(client, text, pieces, broken) {
+  const stream = client.query(copyFrom(text));
+  async function* data() {
+    yield* pieces;
+    if (broken) throw Object.assign(new Error('out of data'), { code: 'broken off' });
+  }
+  await pipeline(Readable.from(data()), stream);
+  return stream.rowCount;
 }
 
 async function walked(client, text) {
@@ -48,10 +60,13 @@ async function play(client, connect, { way, text, params }) {
       }
       case 'cursor': return await walked(client, text);
       case 'copy out': return await copied(client, text);
+      case 'copy in': return await copiedIn(client, text, params, false);
+      case 'copy broken': return await copiedIn(client, text, params, true);
+      case 'copy rows': return await copiedIn(client, text, params.map((row) => row.join('\t') + '\n'), false);
       case 'cancel': return await cancelled(client, connect, text);
     }
   } catch (e) {
-    return [e.code, e.position ?? null, e.constraint ?? null];
+    return [e.code, e.position ?? null, e.constraint ?? null, e.where ?? null];
   }
 }
 

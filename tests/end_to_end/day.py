@@ -22,6 +22,12 @@ class Way(StrEnum):
     #: By the driver's own cursor, seven rows at a time.
     CURSOR = "cursor"
     COPY_OUT = "copy out"
+    #: The parameters are the pieces that the data is sent in.
+    COPY_IN = "copy in"
+    #: As before, and then the client has no more and says so.
+    COPY_BROKEN = "copy broken"
+    #: The parameters are rows; in binary where the driver writes that.
+    COPY_ROWS = "copy rows"
     #: Cancelled while it runs.
     CANCEL = "cancel"
 
@@ -46,6 +52,10 @@ def params(text: str, *values: Any) -> Step:
 
 def prepared(text: str, *values: Any) -> Step:
     return Step(Way.PREPARED, text, values)
+
+
+def copy_in(text: str, *pieces: str) -> Step:
+    return Step(Way.COPY_IN, text, pieces)
 
 
 READS = [
@@ -163,6 +173,46 @@ COPIES = [
     Step(Way.COPY_OUT, "COPY (SELECT id, status, note FROM orders WHERE id < 10 ORDER BY id) TO STDOUT"),
     Step(Way.COPY_OUT, "COPY staff (id, name) TO STDOUT (FORMAT csv, HEADER)"),
     Step(Way.COPY_OUT, "COPY (SELECT 1 / (id - 5) FROM orders ORDER BY id) TO STDOUT"),
+    copy_in(
+        "COPY plain (id, t, n, a) FROM STDIN",
+        "300\ta\\tb\t1.50\t{1,NULL}\n301\tn",
+        "aïve\t\\N\t{}\n302\t\t0\t\\N\n",
+    ),
+    copy_in("COPY plain (t, id) FROM STDIN (FORMAT csv)", '"two\nlines, ""quoted""",310\n', "x,311\n,312\n"),
+    copy_in("COPY staff FROM STDIN", "70\tClerk 70\n71\tClerk 71\n"),
+    copy_in("COPY staff FROM STDIN"),
+    copy_in(
+        "COPY customers (id, name, email, city, joined_on) FROM STDIN",
+        *(f"{n}\tCustomer {n}\t{n}@shop.example\t\\N\t2024-05-05\n" for n in range(9500, 9800)),
+    ),
+    Step(
+        Way.COPY_ROWS,
+        "COPY plain (id, t) FROM STDIN",
+        tuple((number, f"row {number}") for number in range(400, 450)),
+    ),
+    Step(Way.COPY_BROKEN, "COPY staff FROM STDIN", ("80\tClerk 80\n", "81\tCl")),
+    # Not a number, too few columns, a key that is there, a customer that is not, a quantity that may not be, no column.
+    copy_in("COPY plain (id, t) FROM STDIN", "320\ta\nx\tb\n"),
+    copy_in("COPY plain (id, t) FROM STDIN", "320\ta\n321\n"),
+    copy_in("COPY staff FROM STDIN", "82\tClerk 82\n70\tagain\n"),
+    copy_in("COPY orders (id, customer_id, placed_on) FROM STDIN", "9200\t99999\t2024-01-01\n"),
+    copy_in("COPY items (id, order_id, product_id, quantity, price) FROM STDIN", "99990\t3\t1\t0\t1\n"),
+    copy_in("COPY plain (id, nmae) FROM STDIN", "320\ta\n"),
+    *plain("SELECT count(*), min(t), max(t) FROM plain WHERE id BETWEEN 300 AND 450", "BEGIN"),
+    copy_in("COPY staff FROM STDIN", "90\tTemp\n"),
+    *plain(
+        "UPDATE staff SET name = 'Temp 2' WHERE id = 90 RETURNING name",
+        "SAVEPOINT one",
+    ),
+    copy_in("COPY staff FROM STDIN", "90\tagain\n"),
+    copy_in("COPY staff FROM STDIN", "91\tTemp\n"),
+    *plain("ROLLBACK TO SAVEPOINT one"),
+    copy_in("COPY staff FROM STDIN", "92\tTemp\n"),
+    *plain("COMMIT", "BEGIN"),
+    copy_in("COPY staff FROM STDIN", "93\tlost\n"),
+    *plain(
+        "ROLLBACK", "DELETE FROM customers WHERE id BETWEEN 9500 AND 9600", "SELECT count(*) FROM customers"
+    ),
 ]
 CANCELS = [
     Step(

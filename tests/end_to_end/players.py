@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ _REPEATS = 3
 _PIECE = 7
 _PATIENCE = 0.4
 _NUMBERED = re.compile(r"\$(\d+)")
+#: The steps' COPY … FROM STDIN, for the driver that writes the statement itself.
+_COPY_IN = re.compile(r"COPY (\w+)(?: \((.*?)\))? FROM STDIN(?: \(FORMAT (\w+)\))?")
+_COPIES = (Way.COPY_OUT, Way.COPY_IN, Way.COPY_BROKEN, Way.COPY_ROWS)
+
+
+class OutOfData(Exception):
+    """What a client breaks its COPY off with."""
 
 
 def rows(found: Any) -> list[list[Any]]:
@@ -60,6 +67,8 @@ def _psycopg_step(  # noqa: PLR0911 (one way a line)
             case Way.COPY_OUT:
                 with conn.cursor().copy(text.encode()) as copy:
                     return b"".join(bytes(piece) for piece in copy).decode()
+            case Way.COPY_IN | Way.COPY_BROKEN | Way.COPY_ROWS:
+                return _psycopg_copy_in(conn, step)
             case Way.CANCEL:
                 timer = threading.Timer(_PATIENCE, conn.cancel_safe)
                 timer.start()
@@ -67,8 +76,27 @@ def _psycopg_step(  # noqa: PLR0911 (one way a line)
                     return _told(conn.execute(text.encode()))
                 finally:
                     timer.join()
+    except OutOfData:
+        return "broken off"
     except psycopg.Error as fault:
-        return [fault.sqlstate, fault.diag.statement_position, fault.diag.constraint_name]
+        diag = fault.diag
+        return [fault.sqlstate, diag.statement_position, diag.constraint_name, diag.context]
+
+
+def _psycopg_copy_in(conn: psycopg.Connection[Any], step: Step) -> Any:
+    cursor = conn.cursor()
+    form = " (FORMAT binary)" if step.way is Way.COPY_ROWS else ""
+    with cursor.copy((step.text + form).encode()) as copy:
+        if step.way is Way.COPY_ROWS:
+            copy.set_types(["int4", "text"])
+            for row in step.params:
+                copy.write_row(row)
+        else:
+            for piece in step.params:
+                copy.write(piece)
+        if step.way is Way.COPY_BROKEN:
+            raise OutOfData
+    return [cursor.statusmessage, cursor.rowcount]
 
 
 def _told(cursor: psycopg.Cursor[Any]) -> Any:
@@ -89,7 +117,9 @@ def with_asyncpg(dsn: str, steps: Sequence[Step], *, secure: bool) -> Seen:
     return asyncio.run(play())
 
 
-async def _asyncpg_step(conn: Any, step: Step) -> Any:  # noqa: PLR0911 (one way a line)
+async def _asyncpg_step(  # noqa: C901, PLR0911 (one way a line)
+    conn: Any, step: Step
+) -> Any:
     try:
         match step.way:
             case Way.PLAIN if not step.text.startswith(("SELECT", "VALUES", "WITH", "FETCH", "SHOW")):
@@ -106,10 +136,15 @@ async def _asyncpg_step(conn: Any, step: Step) -> Any:  # noqa: PLR0911 (one way
                     return rows([row async for row in conn.cursor(step.text, prefetch=_PIECE)])
             case Way.COPY_OUT:
                 return await _asyncpg_copy(conn, step.text)
+            case Way.COPY_IN | Way.COPY_BROKEN | Way.COPY_ROWS:
+                return await _asyncpg_copy_in(conn, step)
             case Way.CANCEL:
                 return await conn.fetch(step.text, timeout=_PATIENCE)
+    except OutOfData:
+        return "broken off"
     except asyncpg.PostgresError as fault:
-        return [fault.sqlstate, fault.as_dict().get("position"), fault.as_dict().get("constraint_name")]
+        told = fault.as_dict()
+        return [fault.sqlstate, *(told.get(part) for part in ("position", "constraint_name", "context"))]
     except TimeoutError:
         return "cancelled"
 
@@ -129,6 +164,23 @@ async def _asyncpg_copy(conn: Any, text: str) -> str:
     return got.decode()
 
 
+async def _asyncpg_copy_in(conn: Any, step: Step) -> str:
+    found = _COPY_IN.fullmatch(step.text)
+    assert found, step.text
+    table, named, form = found.groups()
+    columns = named.split(", ") if named else None
+    if step.way is Way.COPY_ROWS:
+        return str(await conn.copy_records_to_table(table, records=step.params, columns=columns))
+
+    async def data() -> AsyncIterator[bytes]:
+        for piece in step.params:
+            yield piece.encode()
+        if step.way is Way.COPY_BROKEN:
+            raise OutOfData
+
+    return str(await conn.copy_to_table(table, source=data(), columns=columns, format=form))
+
+
 # --- SQLAlchemy
 
 
@@ -140,7 +192,14 @@ def with_sqlalchemy(dsn: str, steps: Sequence[Step], *, secure: bool) -> Seen:
     )
     try:
         with engine.connect() as conn:
-            return [_sqlalchemy_step(conn, step, _cancel_psycopg) for step in steps]
+            driver: Any = conn.connection.driver_connection
+            # SQLAlchemy has no COPY; who wants one asks the driver.
+            return [
+                _psycopg_step(driver, step)
+                if step.way in _COPIES
+                else _sqlalchemy_step(conn, step, _cancel_psycopg)
+                for step in steps
+            ]
     finally:
         engine.dispose()
 
@@ -158,6 +217,9 @@ def with_sqlalchemy_asyncpg(dsn: str, steps: Sequence[Step], *, secure: bool) ->
                 for step in steps:
                     if step.way is Way.CANCEL:
                         seen.append(await _cancel_asyncpg(conn, step.text))
+                    elif step.way in _COPIES:
+                        driver = (await conn.get_raw_connection()).driver_connection
+                        seen.append(await _asyncpg_step(driver, step))
                     else:
                         seen.append(await conn.run_sync(_sqlalchemy_step, step))
                 return seen
@@ -167,7 +229,7 @@ def with_sqlalchemy_asyncpg(dsn: str, steps: Sequence[Step], *, secure: bool) ->
     return asyncio.run(play())
 
 
-def _sqlalchemy_step(  # noqa: PLR0911 (one way a line)
+def _sqlalchemy_step(
     conn: sa.Connection, step: Step, cancelled: Callable[[sa.Connection, str], Any] | None = None
 ) -> Any:
     text = sa.text(_NUMBERED.sub(r":p\1", step.text.replace(":", "\\:")))
@@ -192,7 +254,7 @@ def _sqlalchemy_step(  # noqa: PLR0911 (one way a line)
             case Way.CANCEL if cancelled is not None:
                 return cancelled(conn, step.text)
             case _:
-                return None  # SQLAlchemy has no COPY
+                raise AssertionError(step.way)
     except sa.exc.DBAPIError as fault:
         return getattr(fault.orig, "sqlstate", None)
 

@@ -69,9 +69,18 @@ def compare(play: Play, bare: Database, guarded: Wired, *, secure: bool, steps: 
     differences = [
         f"{step.way.value}: {step.text}\n  directly {_short(there)}\n  guarded  {_short(here)}"
         for step, there, here in zip(steps, expected, seen, strict=True)
-        if there != here and (_state(there), _state(here)) != DIFFERENT.get(step.text)
+        if _visible(there) != _visible(here) and (_state(there), _state(here)) != DIFFERENT.get(step.text)
     ]
     assert not differences, "\n".join(differences)
+
+
+def _visible(seen: Any) -> Any:
+    """What has to be the same: all, but for the line of a COPY's data that a constraint did not like."""
+    match seen:
+        # The rows come into a guarded table with an INSERT of their own, which knows no lines.
+        case [str(state), position, constraint, _] if state.startswith("23"):
+            return [state, position, constraint]
+    return seen
 
 
 def _state(seen: Any) -> Any:
