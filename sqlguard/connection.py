@@ -43,6 +43,8 @@ from sqlguard.steps import Tools
 #: The proxy reports this parameter at start-up, so that a text is never rewritten twice.
 PROXY_PARAMETER = b"sqlguard_proxy"
 _CANCEL_SECONDS = 5.0
+#: A preview, which is rolled back, looks at most so often whether the catalog has changed.
+_LOOK_SECONDS = 1.0
 
 
 class GuardedConnection:
@@ -56,6 +58,7 @@ class GuardedConnection:
         self._login = login
         self._lease: str | None = None
         self._session = Session(search_path=login.policy.defaults.search_path)
+        self._looked_at = monotonic()
         self._gate = Gate(Context(read_catalog(ledger), login.policy, login.task))
         plan_values.register(work)
         planner = Planner(
@@ -129,8 +132,7 @@ class GuardedConnection:
         """
         text, values = number_placeholders(sql, params)
         said = read(text).merged(given(reason, confidence, idempotency_key, step))
-        self._refresh()
-        decisions = self._decide(text, values)
+        decisions = self._judged(text, values, dry_run=dry_run)
         self._spend(text, statements(decisions), said)
         refused = gates.first_refused(decisions) or _without_data(decisions) or _ours(decisions)
         if refused is not None:
@@ -256,7 +258,17 @@ class GuardedConnection:
         types = parameter_types(self._work, values) if self._gate.context.catalog.types else ()
         return self._gate.decide(text, self._session, types)
 
+    def _judged(self, text: str, values: list[Any] | None, *, dry_run: bool) -> tuple[Decision, ...]:
+        """Decide by the catalog as it is; of a preview one up to a second old may say yes, but not no."""
+        if dry_run and monotonic() - self._looked_at < _LOOK_SECONDS:
+            decisions = self._decide(text, values)
+            if gates.first_refused(decisions) is None and all(d.is_write for d in decisions):
+                return decisions
+        self._refresh()
+        return self._decide(text, values)
+
     def _refresh(self) -> None:
+        self._looked_at = monotonic()
         if catalog_version(self._ledger) != self._gate.context.catalog.version:
             context = self._gate.context
             self._gate = Gate(Context(read_catalog(self._ledger), context.policy, context.task))

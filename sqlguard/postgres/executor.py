@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from sqlguard import gate
@@ -26,9 +25,7 @@ from sqlguard.plan import (
     Draft,
     Outcome,
     Stage,
-    affected_of,
     may_go_over,
-    measured_of,
     refused,
 )
 from sqlguard.policy.late import Ruling
@@ -37,20 +34,9 @@ from sqlguard.postgres import idempotency, plans
 from sqlguard.postgres.placeholders import Params as Params
 from sqlguard.postgres.placeholders import number_placeholders as number_placeholders
 from sqlguard.postgres.plan_run import Planner, can_be_approved
+from sqlguard.postgres.preview_run import Run, outcome_of, preview, recorded
 from sqlguard.postgres.result_limits import first_rows, keep_to
 from sqlguard.statement.model import Kind
-
-_SAVEPOINT = sql.Identifier("sqlguard_preview")
-
-
-@dataclass(frozen=True)
-class _Run:
-    decision: Decision
-    params: list[Any] | None
-    intent: Intent
-    action: int
-    dry_run: bool
-    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,7 @@ class Executor:
         try:
             if ruling is not None and ruling.effect is Effect.REFUSE:
                 raise refused(ruling)
-            run = _Run(decision, params, intent, action, dry_run, most)
+            run = Run(decision, params, intent, action, dry_run, most)
             outcome, details = self._write(run, ruling) if decision.is_write else self._read(run, ruling)
         except (ApprovalRequired, Drift):
             raise  # the journal says `planned`
@@ -152,12 +138,13 @@ class Executor:
 
     # --- one write
 
-    def _write(self, run: "_Run", ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
+    def _write(self, run: Run, ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
         """Return the outcome, and what the journal is to know of it."""
+        if run.dry_run:
+            return preview(run, self.planner, self.limits)
         own = not self.in_transaction
         weighed = (
-            run.dry_run
-            or ruling is None
+            ruling is None
             or ruling.effect is Effect.APPROVE
             or (not own and may_go_over(run.decision, self.planner.policy))
         )
@@ -168,23 +155,23 @@ class Executor:
                 raise
         return self._attempt(run, weighed=True)
 
-    def _attempt(self, run: "_Run", *, weighed: bool) -> tuple[Outcome, dict[str, Any]]:
+    def _attempt(self, run: Run, *, weighed: bool) -> tuple[Outcome, dict[str, Any]]:
         own = not self.in_transaction
-        self._begin(run, own=own)
+        if own:
+            self.connection.execute("BEGIN READ WRITE")
         end = _End()
         try:
             self._claim_changes(run.action)
-            kept = None if run.dry_run else self._claim(run.intent, run.action)
+            kept = self._claim(run.intent, run.action)
             if kept is not None:
                 outcome = idempotency.repeated(self.connection, run.decision, kept)
             else:
                 # A block that is staged is counted from its first write on.
-                if weighed and (run.dry_run or self.stage is None or not self.stage.steps):
+                if weighed and (self.stage is None or not self.stage.steps):
                     self.connection.execute(plans.BEGIN)
-                outcome = self._carry_out(run, force=weighed and (own or run.dry_run))
+                outcome = self._carry_out(run, force=weighed and own)
                 end = self._weigh(run) if weighed else end
-            report = end.found.report if end.found else None
-            changed = affected_of(report) if report else plans.affected(self.connection, run.action)
+            changed = plans.affected(self.connection, run.action)
         except BaseException as fault:
             if own:
                 self.connection.execute("ROLLBACK")
@@ -194,34 +181,22 @@ class Executor:
         details: dict[str, Any] = {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
         if kept is not None:
             details["repeats"] = kept.action
-        plan = self._end(run, end, details, own=own)
+        plan = self._end(end, own=own)
         done = replace(
             outcome,
             affected=changed,
             action=run.action,
             tier=run.decision.verdict.tier,
-            committed=own and not run.dry_run,
+            committed=own,
             plan=plan,
-            report=report,
         )
         return done, details if plan is None else {**details, "plan": plan}
-
-    def _begin(self, run: "_Run", *, own: bool) -> None:
-        if own:
-            self.connection.execute("BEGIN READ WRITE")
-        elif run.dry_run:
-            self.connection.execute(sql.SQL("SAVEPOINT {}").format(_SAVEPOINT))
 
     def _claim_changes(self, action: int) -> None:
         self.connection.execute("SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)])
 
-    def _weigh(self, run: "_Run") -> "_End":
+    def _weigh(self, run: Run) -> "_End":
         """Decide by the rows how the run ends. Raises Refused."""
-        if run.dry_run:
-            found = plans.outcome(self.connection, run.action)
-            ruling = self.planner.judged(run.decision, run.intent.confidence, measured_of(found.report))
-            step = self.planner.step(run.decision, run.params, run.action)
-            return _End(self.planner.draft(Stage([step], [run.decision], [ruling])), found)
         ruling = self.planner.weigh(run.decision, run.intent.confidence, run.action)
         if ruling.effect is Effect.ALLOW and self.stage is None:
             return _End()
@@ -236,35 +211,31 @@ class Executor:
         taken = self.planner.redeem(draft, only, plan)
         return _End(draft, None if taken.is_equal else plans.outcome(self.connection, only), taken)
 
-    def _end(self, run: "_Run", end: "_End", details: Mapping[str, Any], *, own: bool) -> int | None:
-        """Commit, or roll back and keep the plan; return its id. Raises ApprovalRequired, Drift."""
-        if run.dry_run and not own:
-            self.connection.execute(sql.SQL("ROLLBACK TO {}").format(_SAVEPOINT))
-        elif own:
+    def _end(self, end: "_End", *, own: bool) -> int | None:
+        """Commit and return the plan that this was; or roll back, and raise ApprovalRequired or Drift."""
+        if own:
             self.connection.execute("COMMIT" if end.found is None else "ROLLBACK")
         elif end.found is not None:
             self.planner.fail_block()
         if end.found is None or end.draft is None:
             return end.taken.plan
-        if run.dry_run:
-            return plans.record_previewed(self.planner.ledger, end.draft, end.found, details)
         raise self.planner.stopped(end.draft, end.found, end.taken)
 
     # --- a read that a person has to let pass
 
-    def _read(self, run: "_Run", ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
+    def _read(self, run: Run, ruling: Ruling | None) -> tuple[Outcome, dict[str, Any]]:
         """Nothing of it is run before it is approved: its rows would be shown."""
         own = not self.in_transaction
         step = self.planner.step(run.decision, run.params, run.action)
         draft = self.planner.draft(Stage([step], [run.decision], [ruling] if ruling else []))
         outcome = Outcome("approve", statement=step.statement)
+        if run.dry_run:
+            found = plans.outcome(self.connection, run.action)
+            return recorded(run, self.planner, outcome, draft, found)
         if own:
             self.connection.execute("BEGIN READ WRITE")
         try:
-            if run.dry_run:
-                end = _End(draft, plans.outcome(self.connection, run.action))
-            else:
-                end = self._redeemed(draft, run.action)
+            end = self._redeemed(draft, run.action)
             if end.found is None:
                 if own:
                     self.connection.execute("SET TRANSACTION READ ONLY")
@@ -273,9 +244,8 @@ class Executor:
             if own:
                 self.connection.execute("ROLLBACK")
             raise
-        plan = self._end(run, end, {}, own=own)
-        report = end.found.report if end.found else None
-        return replace(outcome, action=run.action, plan=plan, report=report), {"plan": plan}
+        plan = self._end(end, own=own)
+        return replace(outcome, action=run.action, plan=plan), {"plan": plan}
 
     # --- a block that was staged, a plan that is committed
 
@@ -350,7 +320,7 @@ class Executor:
 
     # --- parts
 
-    def _carry_out(self, run: "_Run", *, force: bool) -> Outcome:
+    def _carry_out(self, run: Run, *, force: bool) -> Outcome:
         key = run.intent.idempotency_key
         self.planner.measure(run.decision, run.params)
         with self._cursor() as cursor:
@@ -360,7 +330,7 @@ class Executor:
             outcome = outcome_of(run.decision, cursor)
         if force:
             self.connection.execute(plans.FORCE)
-        if key and not run.dry_run:
+        if key:
             idempotency.keep(self.connection, key, outcome.tag or "", columns, rows)
         return outcome
 
@@ -371,23 +341,3 @@ class Executor:
 
     def _cursor(self) -> psycopg.RawCursor[Any]:
         return psycopg.RawCursor(self.connection)
-
-
-def outcome_of(decision: Decision, cursor: psycopg.Cursor[Any]) -> Outcome:
-    """Read what the server answered, with the command tag that the client must see."""
-    tag = cursor.statusmessage
-    if tag and decision.tag:
-        tag = " ".join([decision.tag, *tag.split(" ")[1:]])
-    columns = tuple(c.name for c in cursor.description) if cursor.description else ()
-    rows = tuple(tuple(row) for row in cursor.fetchall()) if cursor.description else ()
-    return Outcome(
-        verdict=str(decision.verdict.effect),
-        tag=tag,
-        rowcount=max(cursor.rowcount, 0),
-        columns=columns,
-        rows=rows,
-        tier=decision.verdict.tier,
-        committed=True,
-        statement=decision.statement.text,
-        executed=decision.text,
-    )

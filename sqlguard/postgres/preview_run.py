@@ -1,0 +1,134 @@
+"""
+A preview by the Python door: the run that a write has, rolled back, and all of it sent at once.
+
+Nothing in it waits for an answer but a count that may forbid the run (`Planner.measure`): so what a preview costs
+beyond its statement is what the server does, not how often it is spoken to.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from sqlguard.budget import ResultLimits
+from sqlguard.errors import SqlguardError
+from sqlguard.journal import Intent
+from sqlguard.plan import Decision, Draft, Outcome, Stage, affected_of, measured_of
+from sqlguard.postgres import plans
+from sqlguard.postgres.plan_run import Planner
+from sqlguard.postgres.result_limits import keep_to
+
+#: The policy refuses agents' own savepoints that begin so.
+_SAVEPOINT = "sqlguard_preview"
+_CLAIM = "SELECT pg_catalog.set_config('sqlguard.action', %s, true)"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One statement that is carried out: its intent is journaled as *action*."""
+
+    decision: Decision
+    params: list[Any] | None
+    intent: Intent
+    action: int
+    dry_run: bool
+    #: Of a read's rows so many are kept.
+    most: int | None = None
+
+
+def preview(run: Run, planner: Planner, limits: ResultLimits | None) -> tuple[Outcome, dict[str, Any]]:
+    """
+    Run a write, say what it changed, roll it back and keep its plan; return what the journal is to know, too.
+
+    Raises psycopg's errors untouched, Refused where a gate refuses, CapExceeded.
+    """
+    conn = planner.work
+    own = conn.info.transaction_status == TransactionStatus.IDLE
+    try:
+        outcome, found = _tried(run, planner, own=own)
+        keep_to(limits, outcome)
+        ruling = planner.judged(run.decision, run.intent.confidence, measured_of(found.report))
+    except BaseException as fault:
+        if own and conn.info.transaction_status != TransactionStatus.IDLE:
+            conn.execute("ROLLBACK")
+        elif not own and isinstance(fault, SqlguardError):
+            planner.fail_block()
+        raise
+    step = planner.step(run.decision, run.params, run.action)
+    draft = planner.draft(Stage([step], [run.decision], [ruling]))
+    return recorded(run, planner, outcome_of(run.decision, outcome), draft, found)
+
+
+def recorded(
+    run: Run, planner: Planner, outcome: Outcome, draft: Draft, found: plans.RunOutcome
+) -> tuple[Outcome, dict[str, Any]]:
+    """Keep the plan of what was previewed; return its outcome and what the journal knows of it."""
+    changed = affected_of(found.report)
+    details: dict[str, Any] = {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
+    plan = plans.record_previewed(planner.ledger, draft, found, details)
+    done = replace(
+        outcome,
+        affected=changed,
+        action=run.action,
+        tier=run.decision.verdict.tier,
+        committed=False,
+        plan=plan,
+        report=found.report,
+    )
+    return done, {**details, "plan": plan}
+
+
+def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any], plans.RunOutcome]:
+    """Run the statement and take it back; return its answer, and what the database says of it."""
+    conn = planner.work
+    opening, closing = ("BEGIN READ WRITE", "ROLLBACK") if own else _inside()
+    if run.decision.count is not None:
+        conn.execute(opening.encode())
+        opening = ""
+        planner.measure(run.decision, run.params)
+    with together(conn):
+        if opening:
+            conn.execute(opening.encode())
+        conn.execute(_CLAIM, [str(run.action)])
+        conn.execute(plans.BEGIN)
+        answer = psycopg.RawCursor(conn).execute(run.decision.text.encode(), run.params)
+        conn.execute(plans.FORCE)
+        said = conn.execute("SELECT * FROM sqlguard.plan_outcome(%s)", [run.action])
+        conn.execute(closing.encode())
+    row = said.fetchone()
+    assert row is not None  # noqa: S101 (the function gives one row)
+    return answer, plans.RunOutcome(*row)
+
+
+def _inside() -> tuple[str, str]:
+    return f"SAVEPOINT {_SAVEPOINT}", f"ROLLBACK TO {_SAVEPOINT}"
+
+
+@contextmanager
+def together(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Send all that is executed inside without waiting; the first error is raised at the end of it."""
+    with conn.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+        yield
+
+
+def outcome_of(decision: Decision, cursor: psycopg.Cursor[Any]) -> Outcome:
+    """Read what the server answered, with the command tag that the client must see."""
+    tag = cursor.statusmessage
+    if tag and decision.tag:
+        tag = " ".join([decision.tag, *tag.split(" ")[1:]])
+    columns = tuple(c.name for c in cursor.description) if cursor.description else ()
+    rows = tuple(tuple(row) for row in cursor.fetchall()) if cursor.description else ()
+    return Outcome(
+        verdict=str(decision.verdict.effect),
+        tag=tag,
+        rowcount=max(cursor.rowcount, 0),
+        columns=columns,
+        rows=rows,
+        tier=decision.verdict.tier,
+        committed=True,
+        statement=decision.statement.text,
+        executed=decision.text,
+    )
