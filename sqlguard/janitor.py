@@ -1,5 +1,5 @@
 """
-The janitor: a thread that ends what is due, every second, as long as it is needed.
+The janitor: a thread that ends what is due, every second and whenever something expires, as long as it is needed.
 
 It holds no state. Any number may run against one database; they take turns by an advisory lock, so when the
 one that works is killed, another one does the next pass.
@@ -17,11 +17,12 @@ from sqlguard.errors import DatabaseUnavailable, SqlguardError
 from sqlguard.postgres import lock_room
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.sweep import SweepReport as SweepReport
-from sqlguard.postgres.sweep import make_room
+from sqlguard.postgres.sweep import make_room, next_due
 from sqlguard.postgres.sweep import sweep as sweep
 
 log = structlog.get_logger()
-#: Due tasks end within two seconds: one of waiting, and the work.
+#: Due tasks end within two seconds: nothing is waited for but their own moment, and those that were opened meanwhile
+#: are seen a second later at the latest.
 INTERVAL = 1.0
 #: Between attempts to reach a database that is away; the servers' own walls hold meanwhile (VALID UNTIL, expiry).
 _LONGEST_WAIT = 10.0
@@ -75,8 +76,10 @@ class Janitor:
     def _sweep_until_broken(self, conn: psycopg.Connection[Any]) -> None:
         lock_room.keep(conn)
         while not self._stopping.is_set():
+            wait = self._interval
             try:
                 _report(sweep(conn, database_time(conn)))
+                wait = _until(next_due(conn), self._interval)
             except psycopg.errors.OutOfMemory:
                 lock_room.give_back(conn)
                 with suppress(psycopg.errors.OutOfMemory):  # tried again at the next pass
@@ -84,7 +87,12 @@ class Janitor:
                     lock_room.keep(conn)
             except SqlguardError as fault:
                 log.warning("janitor can't work", error=fault.message, hint=fault.hint)
-            self._stopping.wait(self._interval)
+            self._stopping.wait(wait)
+
+
+def _until(due: float | None, interval: float) -> float:
+    # The moment itself, and then a little: a timer may be early by less than that.
+    return interval if due is None else min(interval, due + 0.001)
 
 
 def database_time(conn: psycopg.Connection[Any]) -> datetime:

@@ -138,7 +138,8 @@ CREATE FUNCTION sqlguard.add_period(number integer) RETURNS void
 -- Begin a new period if the current one is older than *age*, and say which one it is then. Numbers don't roll back, so
 -- they only jump to a period that was committed before.
 CREATE FUNCTION sqlguard.begin_period(age interval) RETURNS integer
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+    -- Who calls it has tasks to end, and comes again.
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms'
     AS $$
         DECLARE
             current integer := (SELECT last_value >> 32 FROM sqlguard.change_set_id_seq);

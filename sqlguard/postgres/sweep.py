@@ -3,9 +3,13 @@ One pass of the janitor: end what is due, finish what a crash left, find what do
 
 The one idea: all that is to be done is read from the tables and the role catalog, never remembered; so a
 janitor may be killed at any moment, and the next pass of any other does the rest.
+
+What is due comes first, and again whenever the other checks have taken a moment: they may be slow on a busy
+server, and the end of a task must not wait for them.
 """
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +18,7 @@ import psycopg
 
 from sqlguard.errors import SqlguardError
 from sqlguard.lease import OPENING_PATIENCE, ROLE_PREFIX
-from sqlguard.postgres import lease_end, leases, lock_room
+from sqlguard.postgres import lease_end, leases, lock_room, prepared
 from sqlguard.postgres.tasks import end_task
 
 Connection = psycopg.Connection[Any]
@@ -61,7 +65,7 @@ WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.classid::bigint = %s
 UNION
 SELECT l.task_id, l.role::text, 'it left a prepared transaction, whose locks need no session'
 FROM pg_prepared_xacts x JOIN sqlguard.lease l ON l.role = x.owner
-WHERE x.database = current_database() AND l.state <> 'ended'
+WHERE l.state <> 'ended'
 """
 #: A session may set its own time-outs to nothing. So whoever is no task's session waits for one no longer than its
 #: policy lets a statement run or a transaction idle; and for a lock on a whole table, which no write needs, a moment.
@@ -79,9 +83,16 @@ WHERE NOT w.granted AND w.waitstart < clock_timestamp() - interval '1 second' AN
     ELSE (SELECT max(split_part(s, '=', 2)::interval) FROM unnest(l.settings) s
           WHERE s ~ '^(statement|idle_in_transaction_session)_timeout=') END
 """
+#: When the next one is due, as seconds from now; what is due already is for the pass that is going on.
+_NEXT_DUE = """
+SELECT extract(epoch FROM least(
+    (SELECT min(t.expires_at) FROM sqlguard.task t WHERE t.state <> 'ended' AND t.expires_at > c.now),
+    (SELECT min(l.expires_at) FROM sqlguard.lease l WHERE l.state <> 'ended' AND l.expires_at > c.now)) - c.now)::float8
+FROM (SELECT clock_timestamp() AS now) c
+"""
 _MAY_SEE_PASSWORDS = "SELECT has_column_privilege('pg_authid', 'rolpassword', 'SELECT')"
-#: How long a partition of the row changes is; retention drops whole ones.
-PERIOD = timedelta(days=7)
+#: Seconds after which a pass looks again for what is due.
+_LOOK_AGAIN = 0.2
 #: Written down by proxies for `sqlguard doctor`.
 _GONE_SESSIONS = """
 DELETE FROM sqlguard.door_session d
@@ -105,13 +116,23 @@ WHERE r.rolname LIKE %(prefix)s
               JOIN sqlguard.policy p ON p.group_role = g.rolname WHERE m.member = r.oid)
   AND NOT EXISTS (SELECT FROM sqlguard.lease l WHERE l.role = r.rolname AND l.state <> 'ended')
 """
-#: Groups own nothing, unless a member has become one (possible before PostgreSQL 16) and made something.
+#: Groups own nothing, unless a member has become one (possible before PostgreSQL 16) and made something. Default rights
+#: are of no use to who makes nothing, and can't be given away.
 _OWNING_GROUPS = """
 SELECT DISTINCT g.rolname::text FROM pg_shdepend d JOIN pg_roles g ON g.oid = d.refobjid
-WHERE d.refclassid = 'pg_authid'::regclass AND d.deptype = 'o'
+WHERE d.refclassid = 'pg_authid'::regclass AND d.deptype = 'o' AND d.classid <> 'pg_default_acl'::regclass
   AND d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (g.rolname = 'sqlguard_agent' OR EXISTS (SELECT FROM sqlguard.policy p WHERE p.group_role = g.rolname))
 """
+
+
+#: A partition of the row changes is a week; retention drops whole ones.
+_HOUSEWORK = (
+    "SELECT sqlguard.add_up_spent()",
+    _GONE_SESSIONS,
+    _GONE_RATES,
+    "SELECT sqlguard.begin_period('7 days')",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +153,25 @@ class SweepReport:
 
 @dataclass
 class _Pass:
+    """What was done, and whether this janitor is the one at work (`mine`)."""
+
     ended: list[str] = field(default_factory=list)
     leases: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    mine: bool = False
+    looked_at: float | None = None
+
+    def report(self, *, busy: bool = False) -> SweepReport:
+        return SweepReport(
+            busy=busy,
+            ended=tuple(self.ended),
+            leases=tuple(self.leases),
+            changed=tuple(self.changed),
+            orphans=tuple(self.orphans),
+            problems=tuple(dict.fromkeys(self.problems)),
+        )
 
 
 def sweep(conn: Connection, now: datetime) -> SweepReport:
@@ -146,38 +181,80 @@ def sweep(conn: Connection, now: datetime) -> SweepReport:
     Must be given a connection of the operator in autocommit. What fails is reported, and the rest goes on.
     """
     done = _Pass()
-    _end_changed(conn, done, conn.execute(_SQUATTERS, LOCK[:1]).fetchall())
-    _end_changed(conn, done, conn.execute(_BLOCKERS).fetchall())
-    _end_lockers(conn, done, in_need=False)
-    if conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() != (True,):
-        return SweepReport(busy=True)
+    began = time.monotonic()
+
+    def end_due() -> None:
+        since = time.monotonic()
+        if done.mine and (done.looked_at is None or since - done.looked_at >= _LOOK_AGAIN):
+            _end_due(conn, now + timedelta(seconds=since - began), done)
+            done.looked_at = time.monotonic()
+
     try:
-        _end_changed(conn, done, _changed(conn))
-        _end_due(conn, now, done)
-        _drop_orphans(conn, done)
-        _hand_over(conn, done)
-        conn.execute("SELECT sqlguard.add_up_spent()")
-        conn.execute(_GONE_SESSIONS)
-        conn.execute(_GONE_RATES)
-        conn.execute("SELECT sqlguard.begin_period(%s)", [PERIOD])
+        done.mine = _take_turn(conn)
+        # Before the turn is given up: whoever keeps others waiting may be what the one at work waits for.
+        for look in (_end_squatters, _end_blockers, _end_many_locks):
+            end_due()
+            look(conn, done)
+        done.mine = done.mine or _take_turn(conn)
+        if not done.mine:
+            return done.report(busy=True)
+        for check in (_end_changed_roles, _drop_orphans, _hand_over, *map(_housework, _HOUSEWORK)):
+            end_due()
+            check(conn, done)
+        end_due()
     finally:
-        if not conn.closed:
+        if done.mine and not conn.closed:
             conn.execute("SELECT pg_advisory_unlock(%s, %s)", LOCK)
-    return SweepReport(
-        busy=False,
-        ended=tuple(done.ended),
-        leases=tuple(done.leases),
-        changed=tuple(done.changed),
-        orphans=tuple(done.orphans),
-        problems=tuple(dict.fromkeys(done.problems)),
-    )
+    return done.report()
+
+
+def next_due(conn: Connection) -> float | None:
+    """Return in how many seconds the next task or lease expires; None when none is open."""
+    row = conn.execute(_NEXT_DUE).fetchone()
+    assert row is not None  # noqa: S101 (its FROM is one row)
+    found: float | None = row[0]
+    return found
 
 
 def make_room(conn: Connection) -> SweepReport:
     """End the tasks that have filled the lock table; for a session that has given back what it kept for this."""
     done = _Pass()
     _end_lockers(conn, done, in_need=True)
-    return SweepReport(changed=tuple(done.changed), problems=tuple(done.problems))
+    return done.report()
+
+
+def _take_turn(conn: Connection) -> bool:
+    return conn.execute("SELECT pg_try_advisory_lock(%s, %s)", LOCK).fetchone() == (True,)
+
+
+def _housework(statement: str) -> Callable[[Connection, _Pass], None]:
+    """What can be done in any other pass as well waits for no lock: it is tried again at the next one."""
+
+    def work(conn: Connection, done: _Pass) -> None:
+        try:
+            with conn.transaction():
+                conn.execute("SELECT set_config('lock_timeout', '200ms', true)")
+                conn.execute(statement.encode())
+        except psycopg.errors.LockNotAvailable as fault:
+            done.problems.append(str(fault).strip())
+
+    return work
+
+
+def _end_squatters(conn: Connection, done: _Pass) -> None:
+    _end_changed(conn, done, conn.execute(_SQUATTERS, LOCK[:1]).fetchall())
+
+
+def _end_blockers(conn: Connection, done: _Pass) -> None:
+    _end_changed(conn, done, conn.execute(_BLOCKERS).fetchall())
+
+
+def _end_many_locks(conn: Connection, done: _Pass) -> None:
+    _end_lockers(conn, done, in_need=False)
+
+
+def _end_changed_roles(conn: Connection, done: _Pass) -> None:
+    _end_changed(conn, done, _changed(conn))
 
 
 def _end_lockers(conn: Connection, done: _Pass, *, in_need: bool) -> None:
@@ -238,10 +315,11 @@ def _drop_orphans(conn: Connection, done: _Pass) -> None:
 def _hand_over(conn: Connection, done: _Pass) -> None:
     if leases.has_grant_options(conn):
         return
+    done.problems += prepared.roll_back_of_groups(conn)
     for (group,) in conn.execute(_OWNING_GROUPS).fetchall():
         try:
             with conn.transaction():
-                leases.hand_over(conn, group)
+                done.problems += leases.hand_over(conn, group)
         except psycopg.Error as fault:
             if conn.closed:
                 raise

@@ -63,10 +63,11 @@ def test_the_thread_ends_a_task_within_two_seconds_of_its_expiry(world: World) -
         agent = world.login(opened)
         wait_until(world, "SELECT clock_timestamp() >= %s", opened.expires_at)
         deadline = time.monotonic() + 2
-        with suppress(psycopg.Error):
-            while time.monotonic() < deadline:
+        # Its rights go a moment before the session itself: a statement in between is refused.
+        while not agent.closed and time.monotonic() < deadline:
+            with suppress(psycopg.Error):
                 agent.execute("SELECT count(*) FROM orders")
-                time.sleep(0.05)
+            time.sleep(0.05)
         assert agent.closed
         # Sessions are ended first, so that nothing waits for their locks; who comes in meanwhile is ended, too.
         with pytest.raises(psycopg.OperationalError):
@@ -74,6 +75,54 @@ def test_the_thread_ends_a_task_within_two_seconds_of_its_expiry(world: World) -
                 world.login(opened)
                 time.sleep(0.05)
         assert time.monotonic() <= deadline
+
+
+class Slow(psycopg.Connection[Any]):
+    """A connection on which one statement takes longer than a task has left."""
+
+    what = ""
+
+    def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+        if self.what and self.what in str(query):
+            super().execute("SELECT pg_sleep(1.2)")
+        return super().execute(query, *args, **options)
+
+
+@pytest.mark.parametrize("check", ["pg_blocking_pids", "pg_db_role_setting", "add_up_spent", "begin_period"])
+def test_what_falls_due_while_a_pass_is_slow_ends_in_the_same_pass(world: World, check: str) -> None:
+    opened = world.task(ttl=timedelta(seconds=1))
+    with Slow.connect(world.database.owner_dsn, autocommit=True) as conn:
+        conn.what = check
+        done = sweep(conn, now(world))
+    assert done == SweepReport(ended=(opened.task.id,))
+
+
+def test_what_is_due_ends_before_anything_else_is_looked_at(world: World) -> None:
+    opened = world.task(ttl=timedelta(seconds=60))
+    with dying(world, 10**9) as conn, suppress(psycopg.OperationalError):
+        conn.dies_of = "pg_blocking_pids"
+        sweep(conn, now(world) + LATER)
+    assert world.state(opened) == "ended"
+
+
+def test_the_janitor_s_housework_waits_for_nobody(world: World) -> None:
+    world.database.execute("UPDATE sqlguard.period SET began_at = '2020-01-01' WHERE number = 0")
+    with world.database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE sqlguard.period, sqlguard.spent_below")
+        began = time.monotonic()
+        problems = sweep(world.op, now(world)).problems
+        assert len(problems) == 2
+        assert all("lock timeout" in problem for problem in problems)
+        assert time.monotonic() - began < 5
+    assert sweep(world.op, now(world)).idle
+
+
+def test_the_thread_wakes_when_something_expires(world: World) -> None:
+    opened = world.task(ttl=timedelta(seconds=2))
+    with Janitor(world.database.owner_dsn, interval=60):
+        wait_until(
+            world, "SELECT state = 'ended' FROM sqlguard.task WHERE id = %s", opened.task.id, seconds=30
+        )
 
 
 def test_without_any_janitor_the_server_lets_nobody_in_two_seconds_after(world: World) -> None:
@@ -87,10 +136,10 @@ class Dying(psycopg.Connection[Any]):
     """A connection whose process dies before its n-th statement: it is closed, and nothing more is said."""
 
     left = 10**9
-    commits: int
+    dies_of: str | None = None
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        if self.left <= 0:
+        if self.left <= 0 or (self.dies_of and self.dies_of in str(args[0])):
             self.close()
             raise psycopg.OperationalError("killed")
         self.left -= 1
