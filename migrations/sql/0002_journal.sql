@@ -200,14 +200,14 @@ GRANT SELECT, UPDATE ON sqlguard.chain TO sqlguard_retention;
 
 -- Entries and their hashes --------------------------------------------------------------------------------
 
--- The same text whatever DateStyle and TimeZone say: it enters the hash.
+-- The same text whatever DateStyle and TimeZone say: it enters the hash. (These are STABLE so that they are inlined.)
 CREATE FUNCTION sqlguard.utc(timestamptz) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    LANGUAGE sql STABLE STRICT PARALLEL SAFE
     AS $$ SELECT pg_catalog.to_char($1 AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$;
 
 -- One text per field, in the order of sqlguard.journal.ACTION_FIELDS.
 CREATE FUNCTION sqlguard.action_values(a sqlguard.action) RETURNS text[]
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE sql STABLE
     AS $$
         SELECT ARRAY[
             a.id::text, a.task_id, a.role::text, sqlguard.utc(a.at), a.agent, a.agent_version, a.policy,
@@ -218,7 +218,7 @@ CREATE FUNCTION sqlguard.action_values(a sqlguard.action) RETURNS text[]
 
 -- In the order of sqlguard.journal.EVENT_FIELDS.
 CREATE FUNCTION sqlguard.event_values(e sqlguard.event) RETURNS text[]
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE sql STABLE
     AS $$
         SELECT ARRAY[e.id::text, e.action_id::text, e.task_id, sqlguard.utc(e.at), e.kind, e.detail::text, e.by]
     $$;
@@ -378,59 +378,122 @@ CREATE FUNCTION sqlguard.task_of(wanted text) RETURNS sqlguard.task
         END
     $$;
 
+-- The one place where entries get their numbers, times and hashes, behind the ends of their task's chains: what
+-- `intended` takes, and events (action, kind, detail). Returns the numbers of the actions, then those of the events. With
+-- the caller's path and patience; where there are intents, with his extra_float_digits = 1, because numbers enter the hash.
+CREATE FUNCTION sqlguard.add_entries(task text, intents jsonb[], ends jsonb[]) RETURNS bigint[]
+    LANGUAGE plpgsql
+    AS $$
+        DECLARE
+            -- Numbers and times are taken under the lock, so they rise along the chain.
+            c sqlguard.chain := sqlguard.lock_chain(task);
+            t sqlguard.task;
+            a sqlguard.action;
+            e sqlguard.event;
+            actions sqlguard.action[];
+            events sqlguard.event[];
+            numbers bigint[];
+            one jsonb;
+        BEGIN
+            IF intents IS NOT NULL THEN
+                t := sqlguard.task_of(task);
+                FOREACH one IN ARRAY intents LOOP
+                    a := sqlguard.intended(t, one);
+                    a.id := nextval('sqlguard.action_id_seq');
+                    a.at := clock_timestamp();
+                    a.prev_hash := c.action_hash;
+                    c.action_hash := sqlguard.chained(a.prev_hash, sqlguard.action_values(a));
+                    c.actions := c.actions + 1;
+                    a.hash := c.action_hash;
+                    actions := actions || a;
+                    numbers := numbers || a.id;
+                END LOOP;
+                INSERT INTO sqlguard.action OVERRIDING SYSTEM VALUE SELECT * FROM unnest(actions);
+            END IF;
+            IF ends IS NOT NULL THEN
+                e.task_id := task;
+                e.by := session_user;
+                FOREACH one IN ARRAY ends LOOP
+                    e.id := nextval('sqlguard.event_id_seq');
+                    e.action_id := (one ->> 'action')::bigint;
+                    e.at := clock_timestamp();
+                    e.kind := one ->> 'kind';
+                    e.detail := coalesce(one -> 'detail', '{}');
+                    e.prev_hash := c.event_hash;
+                    c.event_hash := sqlguard.chained(e.prev_hash, sqlguard.event_values(e));
+                    c.events := c.events + 1;
+                    e.hash := c.event_hash;
+                    events := events || e;
+                    numbers := numbers || e.id;
+                END LOOP;
+                INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT * FROM unnest(events);
+            END IF;
+            UPDATE sqlguard.chain x
+                SET actions = c.actions, action_hash = c.action_hash, events = c.events, event_hash = c.event_hash
+                WHERE x.task_id = task;
+            RETURN numbers;
+        END
+    $$;
+
+-- One event. Who has to look at what is there once nobody else can add to it calls `lock_chain` before.
+CREATE FUNCTION sqlguard.append(task text, action bigint, kind text, detail jsonb) RETURNS bigint
+    LANGUAGE sql
+    AS $$
+        SELECT (sqlguard.add_entries(
+            task, NULL, ARRAY[pg_catalog.jsonb_build_object('action', action, 'kind', kind, 'detail', detail)]))[1]
+    $$;
+
 -- Whoever writes for many tasks must not wait for one that keeps its chain locked.
 CREATE FUNCTION sqlguard.record_intent(intent jsonb) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
     SET lock_timeout = '1s'
     AS $$
-        DECLARE
-            a sqlguard.action := sqlguard.intended(
-                sqlguard.task_of(sqlguard.authorised_task(intent ->> 'task_id')), intent);
         BEGIN
-            -- Number and time are taken under the lock, so they rise along the chain.
-            a.prev_hash := (sqlguard.lock_chain(a.task_id)).action_hash;
-            a.id := nextval('sqlguard.action_id_seq');
-            a.at := clock_timestamp();
-            a.hash := sqlguard.chained(a.prev_hash, sqlguard.action_values(a));
-            INSERT INTO sqlguard.action OVERRIDING SYSTEM VALUE SELECT (a).*;
-            UPDATE sqlguard.chain c SET actions = c.actions + 1, action_hash = a.hash WHERE c.task_id = a.task_id;
-            RETURN a.id;
+            RETURN (sqlguard.add_entries((sqlguard.task_of(sqlguard.authorised_task(intent ->> 'task_id'))).id,
+                                         ARRAY[intent], NULL))[1];
         END
     $$;
 
-CREATE FUNCTION sqlguard.record_intents(intents jsonb[]) RETURNS bigint[]
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- Intents and events in one commit, all or none; returns the intents' ids in their order. An end that gets lost in a
+-- crash is settled from the change sets, so a group of events alone does not wait for the disk. The operator's alone, so
+-- nobody is asked for his rights here, and each chain is locked, read and moved on once for all its entries.
+CREATE FUNCTION sqlguard.record_group(intents jsonb, events jsonb) RETURNS bigint[]
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
+    SET lock_timeout = '1s'
     AS $$
         DECLARE
-            ids bigint[] := array_fill(NULL::bigint, ARRAY[coalesce(cardinality(intents), 0)]);
+            ids bigint[] := array_fill(NULL::bigint, ARRAY[jsonb_array_length(intents)]);
+            numbers bigint[];
             one record;
         BEGIN
-            -- Tasks are locked in one order everywhere, or two groups could wait for each other.
-            FOR one IN SELECT u.intent, u.n FROM unnest(intents) WITH ORDINALITY AS u (intent, n)
-                       ORDER BY u.intent ->> 'task_id', u.n LOOP
-                ids[one.n] := sqlguard.record_intent(one.intent);
+            IF cardinality(ids) = 0 THEN
+                PERFORM set_config('synchronous_commit', 'off', true);
+            END IF;
+            -- Tasks are locked in one order everywhere, or two groups could wait for each other. An action's task is looked
+            -- up one by one: the planner, which does not know how few there are, would join with all of the journal.
+            FOR one IN
+                SELECT q.task, array_agg(q.entry ORDER BY q.n) FILTER (WHERE q.is_intent) AS intents,
+                       array_agg(q.n ORDER BY q.n) FILTER (WHERE q.is_intent) AS places,
+                       array_agg(q.entry ORDER BY q.n) FILTER (WHERE NOT q.is_intent) AS ends
+                FROM (
+                    SELECT u.entry ->> 'task_id' AS task, true AS is_intent, u.n, u.entry
+                    FROM jsonb_array_elements(intents) WITH ORDINALITY AS u (entry, n)
+                    UNION ALL
+                    SELECT (SELECT x.task_id FROM sqlguard.action x WHERE x.id = (u.entry ->> 'action')::bigint),
+                           false, u.n, u.entry
+                    FROM jsonb_array_elements(events) WITH ORDINALITY AS u (entry, n)
+                ) q GROUP BY q.task ORDER BY q.task
+            LOOP
+                IF one.task IS NULL THEN
+                    RAISE EXCEPTION 'there is no action or task for %', coalesce(one.intents, one.ends)
+                        USING ERRCODE = '22023';
+                END IF;
+                numbers := sqlguard.add_entries(one.task, one.intents, one.ends);
+                FOR place IN 1 .. coalesce(cardinality(one.places), 0) LOOP
+                    ids[one.places[place]] := numbers[place];
+                END LOOP;
             END LOOP;
             RETURN ids;
-        END
-    $$;
-
--- Events are chained in two steps, so that a caller can look at what is there once nobody else can add to it. With the
--- caller's path and patience.
-CREATE FUNCTION sqlguard.chain_end(task text) RETURNS bytea
-    LANGUAGE sql
-    AS $$ SELECT (sqlguard.lock_chain(task)).event_hash $$;
-
-CREATE FUNCTION sqlguard.append(e sqlguard.event) RETURNS bigint
-    LANGUAGE plpgsql
-    AS $$
-        BEGIN
-            e.id := nextval('sqlguard.event_id_seq');
-            e.at := clock_timestamp();
-            e.by := session_user;
-            e.hash := sqlguard.chained(e.prev_hash, sqlguard.event_values(e));
-            INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT (e).*;
-            UPDATE sqlguard.chain c SET events = c.events + 1, event_hash = e.hash WHERE c.task_id = e.task_id;
-            RETURN e.id;
         END
     $$;
 
@@ -438,28 +501,25 @@ CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEF
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
     AS $$
         DECLARE
-            e sqlguard.event;
+            task text := (SELECT a.task_id FROM sqlguard.action a WHERE a.id = record_event.action);
         BEGIN
-            SELECT a.task_id INTO e.task_id FROM sqlguard.action a WHERE a.id = record_event.action;
-            IF NOT FOUND THEN
+            IF task IS NULL THEN
                 RAISE EXCEPTION 'there is no action %', action USING ERRCODE = '22023';
             END IF;
-            PERFORM sqlguard.authorised_task(e.task_id);
+            PERFORM sqlguard.authorised_task(task);
             IF kind NOT IN ('previewed', 'started', 'committed', 'failed')
                 AND NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
                 RAISE EXCEPTION 'a task may not say that an action was `%`', kind USING ERRCODE = '42501';
             END IF;
-            e.prev_hash := sqlguard.chain_end(e.task_id);
             -- The newest end counts, so a task's own session writes one, and none behind the guard's.
-            IF session_user::text LIKE 'sg\_tk\_%' AND kind <> 'started' AND EXISTS (
-                SELECT FROM sqlguard.event x WHERE x.action_id = record_event.action
-                    AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
-                RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
+            IF session_user::text LIKE 'sg\_tk\_%' AND kind <> 'started' THEN
+                PERFORM sqlguard.lock_chain(task);
+                IF EXISTS (SELECT FROM sqlguard.event x WHERE x.action_id = record_event.action
+                           AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
+                    RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
+                END IF;
             END IF;
-            e.action_id := action;
-            e.kind := kind;
-            e.detail := coalesce(detail, '{}');
-            RETURN sqlguard.append(e);
+            RETURN sqlguard.append(task, action, kind, detail);
         END
     $$;
 
@@ -660,15 +720,15 @@ REVOKE ALL ON FUNCTION
     sqlguard.refuse_unless_alive(sqlguard.task, text[]), sqlguard.key_scope(sqlguard.task),
     sqlguard.refuse_other_statement(text, text), sqlguard.refuse_unlisted_answers(sqlguard.task, text),
     sqlguard.intended(sqlguard.task, jsonb), sqlguard.lock_chain(text), sqlguard.task_of(text),
-    sqlguard.record_intent(jsonb), sqlguard.chain_end(text), sqlguard.append(sqlguard.event),
-    sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
+    sqlguard.add_entries(text, jsonb[], jsonb[]), sqlguard.append(text, bigint, text, jsonb),
+    sqlguard.record_intent(jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
     sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),
     sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),
     sqlguard.add_period(integer), sqlguard.begin_period(interval), sqlguard.drop_period(integer, timestamptz)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    sqlguard.record_intent(jsonb), sqlguard.record_intents(jsonb[]), sqlguard.record_event(bigint, text, jsonb),
+    sqlguard.record_intent(jsonb), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.find_key(text, text),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.keep_result(text, text, jsonb, jsonb)

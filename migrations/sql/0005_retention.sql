@@ -166,15 +166,9 @@ CREATE FUNCTION sqlguard.note_erasure(removal bigint, task text, chain text, ent
     RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
     AS $$
-        DECLARE
-            e sqlguard.event;
         BEGIN
-            e.task_id := task;
-            e.prev_hash := sqlguard.chain_end(task);
-            e.kind := 'erased';
-            e.detail := jsonb_build_object('removal', removal, 'chain', chain, 'entry', entry,
-                'was', encode(was, 'hex'), 'now', encode(is_now, 'hex'));
-            PERFORM sqlguard.append(e);
+            PERFORM sqlguard.append(task, NULL, 'erased', jsonb_build_object('removal', removal, 'chain', chain,
+                'entry', entry, 'was', encode(was, 'hex'), 'now', encode(is_now, 'hex')));
         END
     $$;
 

@@ -395,14 +395,10 @@ CREATE FUNCTION sqlguard.append_event(action bigint, kind text, detail jsonb) RE
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
     AS $$
         DECLARE
-            e sqlguard.event;
+            task text;
         BEGIN
-            SELECT a.task_id INTO STRICT e.task_id FROM sqlguard.action a WHERE a.id = append_event.action;
-            e.prev_hash := sqlguard.chain_end(e.task_id);
-            e.action_id := action;
-            e.kind := kind;
-            e.detail := coalesce(detail, '{}');
-            RETURN sqlguard.append(e);
+            SELECT a.task_id INTO STRICT task FROM sqlguard.action a WHERE a.id = append_event.action;
+            RETURN sqlguard.append(task, action, kind, detail);
         END
     $$;
 

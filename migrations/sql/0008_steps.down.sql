@@ -3,8 +3,6 @@ DROP TRIGGER notify_feeds ON sqlguard.event;
 DROP TRIGGER notify_feeds ON sqlguard.action;
 DROP FUNCTION sqlguard.notify_feeds();
 DROP TABLE sqlguard.feed;
-DROP FUNCTION sqlguard.move_chain(sqlguard.chain);
-DROP FUNCTION sqlguard.record_group(jsonb, jsonb);
 DROP FUNCTION sqlguard.waiting_steps();
 DROP FUNCTION sqlguard.approve_step(bigint, text);
 DROP FUNCTION sqlguard.approval_of(bigint);

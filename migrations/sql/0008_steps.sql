@@ -93,7 +93,6 @@ CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RET
     AS $$
         DECLARE
             a sqlguard.action;
-            e sqlguard.event;
         BEGIN
             SELECT x.* INTO a FROM sqlguard.action x WHERE x.id = action;
             IF a.id IS NULL OR a.kind IS DISTINCT FROM 'tool' OR a.verdict IS DISTINCT FROM 'approve' THEN
@@ -109,98 +108,8 @@ CREATE FUNCTION sqlguard.approve_step(action bigint, note text DEFAULT NULL) RET
                 RAISE EXCEPTION 'the approval of action % was used', action
                     USING ERRCODE = 'SG002', HINT = 'each call needs an approval of its own';
             END IF;
-            e.action_id := action;
-            e.task_id := a.task_id;
-            e.prev_hash := sqlguard.chain_end(a.task_id);
-            e.kind := 'approved';
-            e.detail := jsonb_strip_nulls(jsonb_build_object('note', note));
-            PERFORM sqlguard.append(e);
+            PERFORM sqlguard.append(a.task_id, action, 'approved', jsonb_strip_nulls(jsonb_build_object('note', note)));
         END
-    $$;
-
--- Intents and events in one commit, all or none; returns the intents' ids in their order. An end that gets lost in a
--- crash is settled from the change sets, so a group of events alone does not wait for the disk. The operator's alone, so
--- nobody is asked for his rights here, and each chain is locked, read and moved on once for all its entries.
-CREATE FUNCTION sqlguard.record_group(intents jsonb, events jsonb) RETURNS bigint[]
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
-    SET lock_timeout = '1s'
-    AS $$
-        DECLARE
-            ids bigint[] := array_fill(NULL::bigint, ARRAY[jsonb_array_length(intents)]);
-            one record;
-            t sqlguard.task;
-            c sqlguard.chain;
-            a sqlguard.action;
-            e sqlguard.event;
-            actions sqlguard.action[];
-            ends sqlguard.event[];
-        BEGIN
-            IF cardinality(ids) = 0 THEN
-                PERFORM set_config('synchronous_commit', 'off', true);
-            END IF;
-            -- Tasks are locked in one order everywhere, or two groups could wait for each other.
-            FOR one IN
-                SELECT q.* FROM (
-                    SELECT x.task_id AS task, false AS is_intent, u.n, u.entry
-                    FROM jsonb_array_elements(events) WITH ORDINALITY AS u (entry, n)
-                    LEFT JOIN sqlguard.action x ON x.id = (u.entry ->> 'action')::bigint
-                    UNION ALL
-                    SELECT u.entry ->> 'task_id', true, u.n, u.entry
-                    FROM jsonb_array_elements(intents) WITH ORDINALITY AS u (entry, n)
-                ) q ORDER BY q.task, q.is_intent, q.n
-            LOOP
-                IF one.task IS NULL THEN
-                    RAISE EXCEPTION 'there is no action or task for %', one.entry USING ERRCODE = '22023';
-                END IF;
-                IF c.task_id IS DISTINCT FROM one.task THEN
-                    PERFORM sqlguard.move_chain(c);
-                    c := sqlguard.lock_chain(one.task);
-                END IF;
-                IF one.is_intent THEN
-                    IF t.id IS DISTINCT FROM one.task THEN
-                        t := sqlguard.task_of(one.task);
-                    END IF;
-                    a := sqlguard.intended(t, one.entry);
-                    a.id := nextval('sqlguard.action_id_seq');
-                    a.at := clock_timestamp();
-                    a.prev_hash := c.action_hash;
-                    a.hash := sqlguard.chained(a.prev_hash, sqlguard.action_values(a));
-                    actions := actions || a;
-                    c.actions := c.actions + 1;
-                    c.action_hash := a.hash;
-                    ids[one.n] := a.id;
-                ELSE
-                    e.id := nextval('sqlguard.event_id_seq');
-                    e.action_id := (one.entry ->> 'action')::bigint;
-                    e.task_id := one.task;
-                    e.at := clock_timestamp();
-                    e.kind := one.entry ->> 'kind';
-                    e.detail := coalesce(one.entry -> 'detail', '{}');
-                    e.by := session_user;
-                    e.prev_hash := c.event_hash;
-                    e.hash := sqlguard.chained(e.prev_hash, sqlguard.event_values(e));
-                    ends := ends || e;
-                    c.events := c.events + 1;
-                    c.event_hash := e.hash;
-                END IF;
-            END LOOP;
-            PERFORM sqlguard.move_chain(c);
-            IF actions IS NOT NULL THEN
-                INSERT INTO sqlguard.action OVERRIDING SYSTEM VALUE SELECT * FROM unnest(actions);
-            END IF;
-            IF ends IS NOT NULL THEN
-                INSERT INTO sqlguard.event OVERRIDING SYSTEM VALUE SELECT * FROM unnest(ends);
-            END IF;
-            RETURN ids;
-        END
-    $$;
-
-CREATE FUNCTION sqlguard.move_chain(c sqlguard.chain) RETURNS void
-    LANGUAGE sql
-    AS $$
-        UPDATE sqlguard.chain x
-            SET actions = c.actions, action_hash = c.action_hash, events = c.events, event_hash = c.event_hash
-            WHERE x.task_id = c.task_id
     $$;
 
 -- The feed -------------------------------------------------------------------------------------------------
@@ -235,8 +144,7 @@ CREATE TRIGGER notify_feeds AFTER INSERT ON sqlguard.event
 
 REVOKE ALL ON FUNCTION
     sqlguard.begin_step(jsonb), sqlguard.approval_of(bigint), sqlguard.approve_step(bigint, text),
-    sqlguard.waiting_steps(), sqlguard.record_group(jsonb, jsonb), sqlguard.move_chain(sqlguard.chain),
-    sqlguard.notify_feeds()
+    sqlguard.waiting_steps(), sqlguard.notify_feeds()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION sqlguard.begin_step(jsonb) TO sqlguard_agent;
 GRANT EXECUTE ON FUNCTION sqlguard.approve_step(bigint, text), sqlguard.waiting_steps() TO sqlguard_approver;

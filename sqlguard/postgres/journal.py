@@ -188,14 +188,6 @@ def record_intent(conn: psycopg.Connection[Any], intent: Intent) -> int:
     return int(_call(conn, text, [Jsonb(intent.as_record())]))
 
 
-def record_intents(conn: psycopg.Connection[Any], intents: Sequence[Intent]) -> list[int]:
-    """Commit *intents* in one transaction, all or none; return their ids in the same order."""
-    if not intents:
-        return []
-    records = [Jsonb(i.as_record()) for i in intents]
-    return list(_call(conn, "SELECT sqlguard.record_intents(%s::jsonb[])", [records]))
-
-
 def record_group(
     conn: psycopg.Connection[Any],
     intents: Sequence[Intent],

@@ -313,7 +313,7 @@ def test_what_a_task_may_call_with_the_operator_s_rights(world: World) -> None:
     ).fetchall()
     assert {name for (name,) in found} == {
         *("agent", "current_login", "current_task", "task_parameter", "check_children"),
-        *("record_intent", "record_intents", "record_event", "begin_step"),
+        *("record_intent", "record_event", "begin_step"),
         *("transaction_changes", "transaction_samples", "find_key", "claim_key", "keep_result"),
         *("claim_key_or_stop", "copy_target"),
         *("begin_plan", "weigh", "plan_outcome", "record_plan", "redeem_plan"),

@@ -85,7 +85,7 @@ def test_an_intent_is_kept_with_every_field(world: World) -> None:
 def test_what_the_server_hashed_is_what_we_hash(world: World, intents: list[Intent]) -> None:
     if not world.agents:
         world.task("t")
-    numbers = journal.record_intents(world.op, [replace(i, task="t") for i in intents])
+    numbers = journal.record_group(world.op, [replace(i, task="t") for i in intents], [])
     for number in numbers:
         journal.record_event(world.op, number, "committed", {"tag": intents[0].reason, "n": 1.50})
     assert numbers == sorted(numbers)
@@ -174,7 +174,7 @@ def test_an_ended_task_and_a_freeze_stop_writes_but_not_the_record_of_refusals(w
     with pytest.raises(TaskEnded, match="task `t` has ended"):
         journal.record_intent(world.op, write)
     with pytest.raises(TaskEnded):
-        journal.record_intents(world.op, [write, write])
+        journal.record_group(world.op, [write, write], [])
     assert journal.record_intent(world.op, replace(write, verdict="refuse"))
     with pytest.raises(TaskEnded, match="there is no task `nobody`"):
         journal.record_intent(world.op, Intent(task="nobody"))
@@ -260,7 +260,7 @@ def test_an_intent_costs_well_under_a_millisecond(world: World) -> None:
     world.task("t")
     intents = [Intent(task="t", statement="UPDATE t SET a = 1 WHERE id = 7")] * 500
     started = time.perf_counter()
-    journal.record_intents(world.op, intents)
+    journal.record_group(world.op, intents, [])
     assert (time.perf_counter() - started) / len(intents) < 0.002
 
 
