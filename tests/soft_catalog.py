@@ -6,6 +6,8 @@ from typing import Any
 import postgast
 
 from sqlguard.catalog import Catalog, Column, Function, Guard, Table, Type, Unique
+from sqlguard.rewrite.marks import ASSIGNMENTS
+from sqlguard.rewrite.once import BEFORE, BEHIND
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures" / "rewrite"
 SOFT = frozenset({"customers", "orders", "items", "tags", "usr", "base", "part"})
@@ -16,6 +18,15 @@ MIGRATION = (
 )
 BOOKKEEPING = ("deleted_at", "deleted_by_agent")
 _TIMESTAMPTZ, _TEXT = 1184, 25
+#: What the fixtures write in short.
+SHORT = {"<marks>": ASSIGNMENTS, "<once>": BEFORE, "</once>": BEHIND}
+
+
+def in_full(text: str) -> str:
+    """Return *text* with what it writes in short written out."""
+    for short, meant in SHORT.items():
+        text = text.replace(short, meant)
+    return text
 
 
 def fixture_catalog(**changes: Any) -> Catalog:

@@ -14,6 +14,7 @@ import postgast
 from postgast import pg_query_pb2 as pg
 
 from sqlguard.functions.data import builtins
+from sqlguard.rewrite.source import parts
 from sqlguard.statement.model import Call, Kind, Statement
 
 _NODES = {Kind.UPDATE: ("update_stmt", "from_clause"), Kind.DELETE: ("delete_stmt", "using_clause")}
@@ -73,7 +74,5 @@ def _is_repeatable(call: Call) -> bool:
 def _parts(message: Any) -> Iterator[Any]:
     """Yield *message* and all messages in it."""
     yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for inner in value if field.is_repeated else (value,):
-                yield from _parts(inner)
+    for part in parts(message):
+        yield from _parts(part)

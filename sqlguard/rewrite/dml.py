@@ -13,7 +13,7 @@ from sqlguard.errors import NotUnderstood, Refused
 from sqlguard.rewrite import conflict, merge, ranges, walk
 from sqlguard.rewrite.delete import soft_delete
 from sqlguard.rewrite.scope import Columns, Item, Scope
-from sqlguard.rewrite.source import DOT, Source, quote
+from sqlguard.rewrite.source import DOT, Source, parts, quote
 from sqlguard.rewrite.targets import refuse_unless_deletable
 from sqlguard.rewrite.work import Ctes, Work, reads, writes
 
@@ -167,13 +167,8 @@ def nothing_deleted(work: Work, node: Any) -> None:
             hint="send the DELETE itself",
             rules=("ddl_on_managed_table",),
         )
-    for _, value in node.ListFields():
-        if hasattr(value, "DESCRIPTOR"):
-            nothing_deleted(work, value)
-        elif not isinstance(value, str | bytes | int | float | bool):
-            for item in value:
-                if hasattr(item, "DESCRIPTOR"):
-                    nothing_deleted(work, item)
+    for part in parts(node):
+        nothing_deleted(work, part)
 
 
 def _positions(work: Work, node: Any, table: Table, item: Item, gives: Columns) -> list[str]:

@@ -10,7 +10,7 @@ from postgast import pg_query_pb2 as pg
 from sqlguard.errors import NotUnderstood, Refused
 from sqlguard.rewrite.edits import Edits
 from sqlguard.rewrite.marks import ASSIGNMENTS
-from sqlguard.rewrite.source import OPEN, Source
+from sqlguard.rewrite.source import OPEN, Source, parts
 
 
 def mark(source: Source, edits: Edits, node: Any) -> None:
@@ -54,12 +54,4 @@ def _actions(source: Source, start: int) -> Iterator[int]:
 
 
 def _asks_for_action(node: Any) -> bool:
-    if node.DESCRIPTOR.name == "MergeSupportFunc":
-        return True
-    for _, value in node.ListFields():
-        parts = [value] if hasattr(value, "DESCRIPTOR") else value
-        if not isinstance(parts, str | bytes | int | float | bool) and any(
-            hasattr(p, "DESCRIPTOR") and _asks_for_action(p) for p in parts
-        ):
-            return True
-    return False
+    return node.DESCRIPTOR.name == "MergeSupportFunc" or any(map(_asks_for_action, parts(node)))

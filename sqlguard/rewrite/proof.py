@@ -8,7 +8,7 @@ else differs is a fault of ours, and the statement is not run.
 
 Allowed are: DELETE on a soft table as the UPDATE that marks, in MERGE too; a star as the columns that an
 agent sees; a whole row as a row of them; a bare name qualified, NATURAL written out, columns listed after
-INSERT INTO t and COPY t; and the index on the live rows named in ON CONFLICT.
+INSERT INTO t and COPY t; the index on the live rows named in ON CONFLICT; and a sub-select that is executed once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from postgast import pg_query_pb2 as pg
 
 from sqlguard.catalog import Catalog, Table
 from sqlguard.errors import NotUnderstood
-from sqlguard.rewrite import conflict, dml, marks
+from sqlguard.rewrite import conflict, dml, marks, once
 from sqlguard.rewrite.names import SoftTables
 from sqlguard.rewrite.placeless import without_places
 from sqlguard.rewrite.sight import Sight, name_of, names_of, unwrap
@@ -75,6 +75,8 @@ class _Proof:
             "InsertStmt": self._same_insert,
             "JoinExpr": self._same_join,
             "MergeStmt": self._same_merge,
+            "RangeSubselect": lambda old, new: self._same_select(old, new, "subquery"),
+            "SubLink": lambda old, new: self._same_select(old, new, "subselect"),
         }
 
     def same(self, old: Any, new: Any) -> bool:
@@ -258,6 +260,17 @@ class _Proof:
         if not condition or self.sight.any_hidden(named) or not self.sight.is_natural(old, named):
             return False
         return self._same_fields(old, new, changed)
+
+    def _same_select(self, old: Any, new: Any, field: str) -> bool:
+        """Take a sub-select that is executed once back to the plain one."""
+        inside = once.kept(getattr(new, field))
+        # What FOR UPDATE locks by way of a sub-select in FROM it does not lock in a WITH query.
+        locked = field == "subquery" and any(
+            s.locking_clause for s in self._statements if s.DESCRIPTOR.name == "SelectStmt"
+        )
+        if inside is None or locked or not self.same(getattr(old, field), inside):
+            return self._same_fields(old, new)
+        return self._same_fields(old, new, frozenset({field}))
 
     def _same_values(self, old: Any, new: Any) -> bool:
         rows = zip(old.values_lists, new.values_lists, strict=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlguard.catalog import Catalog
 from sqlguard.errors import Refused
-from sqlguard.rewrite import walk
+from sqlguard.rewrite import once, walk
 from sqlguard.rewrite.names import SoftTables
 from sqlguard.rewrite.plain import Plain, plainness
 from sqlguard.rewrite.proof import prove
@@ -45,6 +45,8 @@ def rewrite(
     work = Work(Source(text), tables, only_deletes=plain is Plain.BUT_DELETES)
     walk.statement(work, own)
     _refuse_replacing(work)
+    if work.marked:
+        once.keep(work.source, work.edits, own)
     if not work.edits:
         return Rewritten(text)
     spliced = work.edits.apply(work.source.bytes)

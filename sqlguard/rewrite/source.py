@@ -48,6 +48,13 @@ def parse(text: str) -> Any:
     return statements[0].stmt
 
 
+def parts(message: Any) -> Iterator[Any]:
+    """Yield the messages that are fields of *message*, in lists too."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            yield from value if field.is_repeated else (value,)
+
+
 @lru_cache(maxsize=4096)
 def quote(name: str) -> str:
     """Return *name* as an identifier that PostgreSQL reads back as exactly that name."""
@@ -132,6 +139,16 @@ class Source:
     def stop(self, start: int) -> int:
         """Return the index just behind the last token at the level of *start*."""
         return max(self.level(start), default=start - 1) + 1
+
+    def around(self, index: int) -> Iterator[int]:
+        """Yield the indices of the parentheses that are open at token *index*, from the inside out."""
+        depth = 0
+        for here in range(index - 1, -1, -1):
+            kind = self.tokens[here].kind
+            depth += (kind == CLOSE) - (kind == OPEN)
+            if depth < 0:
+                yield here
+                depth = 0
 
     def close(self, index: int) -> int:
         """Return the index of the parenthesis that closes the one at *index*."""

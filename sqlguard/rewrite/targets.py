@@ -10,6 +10,7 @@ import postgast
 from sqlguard.catalog import Table
 from sqlguard.errors import Refused
 from sqlguard.rewrite.names import SoftTables
+from sqlguard.rewrite.source import parts
 
 
 def refuse_unless_deletable(tables: SoftTables, table: Table | None, relation: Any) -> None:
@@ -47,10 +48,5 @@ def tables_of_view(tables: SoftTables, view: Table, seen: frozenset[int] = froze
 def _relations(node: Any) -> Iterator[Any]:
     if node.DESCRIPTOR.name == "RangeVar":
         yield node
-    for _, value in node.ListFields():
-        if hasattr(value, "DESCRIPTOR"):
-            yield from _relations(value)
-        elif not isinstance(value, str | bytes | int | float | bool):
-            for item in value:
-                if hasattr(item, "DESCRIPTOR"):
-                    yield from _relations(item)
+    for part in parts(node):
+        yield from _relations(part)

@@ -2,11 +2,12 @@
 
 import postgast
 import pytest
-from soft_catalog import FIXTURES, fixture_catalog
+from soft_catalog import FIXTURES, fixture_catalog, in_full
 
 from sqlguard.errors import NotUnderstood
 from sqlguard.rewrite import prove
 from sqlguard.rewrite.marks import ASSIGNMENTS
+from sqlguard.rewrite.once import BEFORE, BEHIND
 from sqlguard.statement.model import Session
 
 CATALOG = fixture_catalog()
@@ -20,7 +21,7 @@ RIGHT = (
 
 
 def check(sent: str, text: str) -> None:
-    prove(postgast.parse(sent).stmts[0].stmt, text.replace("<marks>", ASSIGNMENTS), CATALOG, Session())
+    prove(postgast.parse(sent).stmts[0].stmt, in_full(text), CATALOG, Session())
 
 
 def passes(sent: str, text: str) -> bool:
@@ -145,6 +146,56 @@ def test_a_tampered_text_is_not(part: str, tampered: str) -> None:
 def test_a_change_that_was_not_meant_is_not_proved(sent: str, text: str) -> None:
     with pytest.raises(NotUnderstood):
         check(sent, text)
+
+
+ONCE = "DELETE FROM orders WHERE id IN (SELECT id FROM plain LIMIT 2 FOR UPDATE SKIP LOCKED)"
+KEPT = (
+    "UPDATE orders SET <marks> WHERE (id IN (<once>SELECT id FROM plain LIMIT 2 FOR UPDATE SKIP LOCKED</once>))"
+    " AND orders.deleted_at IS NULL"
+)
+
+
+def test_a_sub_select_that_is_executed_once_is_the_same() -> None:
+    check(ONCE, KEPT)
+
+
+@pytest.mark.parametrize(
+    ("part", "tampered"),
+    [
+        ("<once>", "WITH x AS MATERIALIZED ("),
+        ("<once>", BEFORE.replace("MATERIALIZED", "NOT MATERIALIZED")),
+        ("<once>", BEFORE.replace(" MATERIALIZED", "")),
+        ("<once>", BEFORE.replace(" AS", " (id) AS")),
+        ("<once>", BEFORE.replace("WITH", "WITH x AS (SELECT 1),")),
+        ("</once>", BEHIND.replace("IS NOT NULL", "IS NULL")),
+        ("</once>", BEHIND.replace("*", "1", 1)),
+        ("</once>", BEHIND.replace(" WHERE ", ", plain WHERE ")),
+        ("</once>", BEHIND + " LIMIT 1"),
+        ("</once>", ") SELECT * FROM sqlguard_once"),
+        ("LIMIT 2", "LIMIT 3"),
+        ("LIMIT 2", ""),
+        (" SKIP LOCKED", ""),
+        ("id FROM plain", "id FROM tags"),
+    ],
+)
+def test_a_tampered_sub_select_is_not(part: str, tampered: str) -> None:
+    assert part in KEPT
+    with pytest.raises(NotUnderstood):
+        check(ONCE, KEPT.replace(part, tampered))
+
+
+def test_what_is_locked_through_from_has_to_stay_there() -> None:
+    def sent(body: str, tail: str) -> str:
+        return f"WITH gone AS (<delete>) SELECT * FROM ({body}) s, gone {tail}"
+
+    deletes = {
+        False: "DELETE FROM orders WHERE id = 1 RETURNING id",
+        True: "UPDATE orders SET <marks> WHERE (id = 1) AND orders.deleted_at IS NULL RETURNING id",
+    }
+    for tail, same in {"": True, "FOR UPDATE": False}.items():
+        plain = sent("SELECT id FROM plain LIMIT 1", tail).replace("<delete>", deletes[False])
+        kept = sent("<once>SELECT id FROM plain LIMIT 1</once>", tail).replace("<delete>", deletes[True])
+        assert passes(plain, kept) is same
 
 
 def test_the_tree_of_another_statement_is_not_proved() -> None:
