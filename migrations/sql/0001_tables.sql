@@ -9,7 +9,7 @@ DO $$
 DECLARE
     wanted text;
 BEGIN
-    FOREACH wanted IN ARRAY ARRAY['sqlguard_agent', 'sqlguard_approver'] LOOP
+    FOREACH wanted IN ARRAY ARRAY['sqlguard_agent', 'sqlguard_approver', 'sqlguard_kept'] LOOP
         IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = wanted) THEN
             BEGIN
                 EXECUTE pg_catalog.format('CREATE ROLE %I NOLOGIN NOINHERIT', wanted);
@@ -142,6 +142,7 @@ CREATE TABLE sqlguard.action (
     compensation text,
     via text,
     backend_pid integer,
+    client_addr text,
     prev_hash bytea,
     hash bytea
 );

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from sqlguard.lease import RETRY_AFTER
-from sqlguard.postgres import leases
+from sqlguard.postgres import leases, prepared
 
 Connection = psycopg.Connection[Any]
 #: A door that is still open is tried at once.
@@ -63,7 +63,7 @@ def shut_out(conn: Connection, role: str) -> list[str]:
         return []
     problems = leases.terminate_sessions(conn, role, oid)
     # Before anything that could wait for the locks that they hold.
-    problems += leases.roll_back_prepared(conn, role)
+    problems += prepared.roll_back(conn, role)
     with conn.transaction():
         # One at a time: PostgreSQL does not wait for who changes the same role, it fails.
         conn.execute("SELECT FROM sqlguard.lease WHERE role = %s FOR UPDATE", [role])
@@ -72,7 +72,7 @@ def shut_out(conn: Connection, role: str) -> list[str]:
         problems += leases.bar_role(conn, role)
     # Who has come in meanwhile, and what they have left.
     problems += leases.terminate_sessions(conn, role, oid)
-    return problems + leases.roll_back_prepared(conn, role)
+    return problems + prepared.roll_back(conn, role)
 
 
 @dataclass(frozen=True, slots=True)

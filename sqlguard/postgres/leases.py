@@ -4,7 +4,7 @@ Login roles of tasks: made in one transaction, ended in three steps that can eac
 Theory of operation. A row in `sqlguard.lease` is committed before its role exists and stays until the role is
 gone, so whatever is left by a crash can be found. Ending first takes the rights (`close_role`: membership
 revoked; an open session's next statement fails), then terminates the sessions, takes the log-in (`bar_role`),
-and then removes the role with what it has (`remove_role`: owned things are given to the operator, never dropped).
+and then removes the role with what it has (`remove_role`: owned things are given to KEEPER, never dropped).
 PostgreSQL 16 and later let a role with CREATEROLE manage the roles that it made, but not terminate their
 sessions or take what they own; for that it makes itself a member, after the role has lost its rights, so
 that no policy for agents ever applies to the operator.
@@ -23,6 +23,11 @@ Connection = psycopg.Connection[Any]
 _GRANT_OPTIONS = 160000
 #: Milliseconds that a session may take to end.
 _TERMINATION_PATIENCE = 3000
+#: Milliseconds to wait for a role that no session of its own can be changing any more.
+_LOCK_PATIENCE = 500
+#: Gets what agents have made. It has no rights, and so has the code in it: autovacuum runs that of an index with those
+#: of the table's owner, and no REVOKE keeps it from what a type brings along.
+KEEPER = "sqlguard_kept"
 
 _DEPENDENCIES = """
 SELECT d.dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) OR d.dbid = 0,
@@ -134,7 +139,7 @@ def bar_role(conn: Connection, role: str) -> list[str]:
     """
     if role_oid(conn, role) is None:
         return []
-    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_TERMINATION_PATIENCE}ms")))
+    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_PATIENCE}ms")))
     problem = _attempt(conn, role, sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role)))
     return [] if problem is None else [problem]
 
@@ -173,7 +178,7 @@ def terminate_sessions(conn: Connection, role: str, oid: int) -> list[str]:
     """End every session of the role in whatever database; return what could not be ended."""
     if not _sessions(conn, oid):
         return []
-    _become_member(conn, role)
+    become_member(conn, role)
     # All are told first: waiting for one takes the server a tenth of a second.
     for patience in (0, _TERMINATION_PATIENCE):
         conn.execute(
@@ -189,23 +194,23 @@ def _sessions(conn: Connection, oid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """`problems`: why the role is still there, empty when it is gone; `kept`: what it owned, now the operator's."""
+    """`problems`: why the role is still there, empty when it is gone; `kept`: what it owned, now KEEPER's."""
 
     problems: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
 
 def remove_role(conn: Connection, role: str, oid: int) -> Removal:
-    """Drop *role*, giving what it owns in this database to the operator. Must be called within a transaction."""
+    """Drop *role*, giving what it owns in this database to KEEPER. Must be called within a transaction."""
     kept: tuple[str, ...] = ()
     dependencies = conn.execute(_DEPENDENCIES, [oid]).fetchall()
     if any(here for here, _, _ in dependencies):
-        _become_member(conn, role)
+        become_member(conn, role)
         kept = tuple(row[0] for row in conn.execute(_OWNED, [oid]).fetchall())
-        _disarm(conn, oid)
-        # DROP OWNED before REASSIGN OWNED would delete the agent's tables; after it only grants are left.
-        for text in ("REASSIGN OWNED BY {} TO CURRENT_USER", "DROP OWNED BY {}"):
-            conn.execute(sql.SQL(text).format(sql.Identifier(role)))
+        if kept and (problem := _give_away(conn, role, oid)) is not None:
+            return Removal((problem,))
+        # Before REASSIGN OWNED it would delete the agent's tables; after it only grants are left.
+        conn.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
     elsewhere = tuple(_elsewhere(role, dependencies))
     prepared = tuple(_prepared(conn, role))
     if elsewhere or prepared:
@@ -214,25 +219,40 @@ def remove_role(conn: Connection, role: str, oid: int) -> Removal:
     return Removal(kept=kept)
 
 
+def _give_away(conn: Connection, role: str, oid: int) -> str | None:
+    """Give what *role* owns in this database to KEEPER; return why that was not possible."""
+    try:
+        with conn.transaction():
+            become_member(conn, KEEPER)
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject) as fault:
+        return (
+            f"{said(role, fault)}: what it made is `{KEEPER}`'s to keep, so let an administrator run"
+            f' GRANT {KEEPER} TO "{conn.info.user}"'
+        )
+    _disarm(conn, oid)
+    conn.execute(sql.SQL("REASSIGN OWNED BY {} TO {}").format(sql.Identifier(role), sql.Identifier(KEEPER)))
+    return None
+
+
 def _disarm(conn: Connection, oid: int) -> None:
-    """Let code that the role owns run with the rights of who calls it: soon it would have the operator's."""
+    """Let code that the role owns run with the rights of who calls it, not with those of its next owner."""
     for (text,) in conn.execute(_WITH_OWNERS_RIGHTS, [oid, oid]).fetchall():
         conn.execute(sql.SQL(text))
 
 
-def hand_over(conn: Connection, group: str) -> None:
+def hand_over(conn: Connection, group: str) -> list[str]:
     """
-    Give what *group* owns in this database to the operator, with none of the operator's rights. In a transaction.
+    Give what *group* owns in this database to KEEPER; return why that was not possible. In a transaction.
 
     Before PostgreSQL 16 a member may become its group, and what it makes then would stay behind the task's end.
     """
     oid = role_oid(conn, group)
     if oid is None:
-        return
-    _become_member(conn, group)
-    _disarm(conn, oid)
-    conn.execute(sql.SQL("REASSIGN OWNED BY {} TO CURRENT_USER").format(sql.Identifier(group)))
+        return []
+    become_member(conn, group)
+    problem = _give_away(conn, group, oid)
     conn.execute(sql.SQL("REVOKE {} FROM CURRENT_USER").format(sql.Identifier(group)))
+    return [] if problem is None else [problem]
 
 
 def _elsewhere(role: str, dependencies: Iterable[tuple[bool, str, int]]) -> Iterable[str]:
@@ -252,34 +272,8 @@ def _prepared(conn: Connection, role: str) -> Iterable[str]:
         yield f"`{role}` left the prepared transaction `{gid}`: run ROLLBACK PREPARED in database `{database}`"
 
 
-def roll_back_prepared(conn: Connection, role: str) -> list[str]:
-    """
-    Roll back what *role* has prepared in this database; return what could not be.
-
-    Such a transaction keeps its locks when session and role have ended, and only its own role, or a superuser, may
-    roll it back: so the operator takes that role for the moment. In autocommit; ROLLBACK PREPARED runs no code.
-    """
-    found = conn.execute(
-        "SELECT gid FROM pg_prepared_xacts WHERE owner = %s AND database = current_database()", [role]
-    ).fetchall()
-    if not found:
-        return []
-    _become_member(conn, role)
-    row = conn.execute("SELECT current_setting('role')").fetchone()
-    problems = []
-    try:
-        conn.execute("SELECT set_config('role', %s, false)", [role])
-        for (gid,) in found:
-            conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-    except psycopg.Error as fault:
-        problems.append(said(role, fault))
-    finally:
-        if not conn.closed:
-            conn.execute("SELECT set_config('role', %s, false)", [row[0] if row else "none"])
-    return problems
-
-
-def _become_member(conn: Connection, role: str) -> None:
+def become_member(conn: Connection, role: str) -> None:
+    """Take the rights of *role*, if the operator does not have them."""
     row = conn.execute("SELECT pg_has_role(%s, 'USAGE')", [role]).fetchone()
     if row == (True,):
         return

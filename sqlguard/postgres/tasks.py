@@ -95,7 +95,7 @@ class OpenedTask:
 
 @dataclass(frozen=True, slots=True)
 class EndReport:
-    """`problems`: what is still there and why; `kept`: what the agent had made, now the operator's."""
+    """`problems`: what is still there and why; `kept`: what the agent had made, now `sqlguard_kept`'s."""
 
     task: str
     ended: bool = True

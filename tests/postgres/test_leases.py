@@ -114,7 +114,7 @@ def test_a_transaction_in_the_middle_is_rolled_back(world: World) -> None:
     assert world.value("SELECT count(*) FROM orders WHERE note = 'half'") == 0
 
 
-def test_what_an_agent_made_is_given_to_the_operator_not_dropped(world: World) -> None:
+def test_what_an_agent_made_is_kept_not_dropped(world: World) -> None:
     world.database.execute("CREATE SCHEMA scratch")
     world.database.execute("GRANT ALL ON SCHEMA scratch TO PUBLIC")
     opened = world.task()
@@ -127,7 +127,7 @@ def test_what_an_agent_made_is_given_to_the_operator_not_dropped(world: World) -
     assert sorted(report.kept) == ["large object 424242", "table scratch.notes"]
     assert opened.role not in world.roles()
     assert world.value("SELECT n FROM scratch.notes") == 1
-    assert world.value("SELECT tableowner FROM pg_tables WHERE tablename = 'notes'") == "app_owner"
+    assert world.value("SELECT tableowner FROM pg_tables WHERE tablename = 'notes'") == "sqlguard_kept"
 
 
 def test_what_it_made_in_another_database_is_said_and_keeps_only_a_dead_role(
