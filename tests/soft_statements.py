@@ -30,6 +30,7 @@ def predicates(draw: st.DrawFn, names: tuple[tuple[str, str], ...]) -> list[str]
             )
             inner = draw(st.sampled_from(["orders", "plain", "customers"]))
             atoms.append([f"{name}.{NUMBERS[table]}", "IN", "(", "SELECT", "id", "FROM", inner, ")"])
+            atoms.append([*atoms[-1][:-1], "ORDER", "BY", "id", "LIMIT", "2", ")"])
             atoms.append(["EXISTS", "(", "SELECT", "*", "FROM", "items", "i_", "WHERE"])
             atoms[-1] += ["i_.order_id", "=", f"{name}.{NUMBERS[table]}", ")"]
         atoms.append([f"{name}.{TABLES[table][-1]}", "IS", "NOT", "NULL"])
