@@ -638,16 +638,25 @@ CREATE FUNCTION sqlguard.refuse_violation(name text, child oid, parent oid, ref_
     RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     AS $$
         DECLARE
-            child_name text := (SELECT relname FROM pg_class WHERE oid = child);
-            child_schema text := (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = child);
+            child_name text;
+            child_schema text;
+            shown boolean;
         BEGIN
-            IF key IS NOT NULL THEN
-                RAISE EXCEPTION 'update or delete on table "%" violates foreign key constraint "%" on table "%"',
-                    (SELECT relname FROM pg_class WHERE oid = parent), name, child_name
-                    USING ERRCODE = '23503', SCHEMA = child_schema, TABLE = child_name, CONSTRAINT = name,
-                        DETAIL = format('Key (%s)=(%s) is still referenced from table "%s".',
-                                        array_to_string(ref_columns, ', '), key, child_name);
+            IF key IS NULL THEN
+                RETURN;
             END IF;
+            SELECT relname, relnamespace::regnamespace::text INTO child_name, child_schema FROM pg_class WHERE oid = child;
+            -- Values are for who may read them: rows that a cascade has reached need not be that.
+            shown := (SELECT bool_and(has_column_privilege(session_user, parent, c, 'SELECT')) FROM unnest(ref_columns) c)
+                AND NOT EXISTS (
+                    SELECT FROM pg_policy p JOIN sqlguard.lease l ON l.role = session_user
+                    JOIN pg_roles g ON g.rolname = l.group_role AND g.oid = ANY (p.polroles)
+                    WHERE p.polrelid = parent OR p.polrelid IN (SELECT pg_partition_ancestors(parent)));
+            RAISE EXCEPTION 'update or delete on table "%" violates foreign key constraint "%" on table "%"',
+                (SELECT relname FROM pg_class WHERE oid = parent), name, child_name
+                USING ERRCODE = '23503', SCHEMA = child_schema, TABLE = child_name, CONSTRAINT = name,
+                    DETAIL = format('Key %sis still referenced from table "%s".', CASE WHEN shown
+                        THEN format('(%s)=(%s) ', array_to_string(ref_columns, ', '), key) ELSE '' END, child_name);
         END
     $$;
 
