@@ -17,15 +17,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+import trustme
 
 from scripts.client_suites.fetch import Missing
-from scripts.client_suites.frameworks import Alembic, Django, DjangoPart, Jdbc, Programs
+from scripts.client_suites.frameworks import Alembic, Django, DjangoPart, Programs
+from scripts.client_suites.jdbc import Jdbc, JdbcProgram
+from scripts.client_suites.node import NodePackages, NodePostgres
 from scripts.client_suites.suites import (
     REASONS,
     Asyncpg,
     AsyncpgPart,
     Isolation,
-    NodePostgres,
     PgRegress,
     Pipeline,
     Place,
@@ -109,12 +111,14 @@ def _suites(folder: Path, version: str) -> list[Suite]:
         Asyncpg(folder),
         AsyncpgPart(folder),
         NodePostgres(folder),
+        NodePackages(folder),
         SqlalchemyPsycopg(folder),
         SqlalchemyAsyncpg(folder),
         Django(folder),
         DjangoPart(folder),
         Alembic(folder),
         Jdbc(folder),
+        JdbcProgram(folder),
         Programs(folder, version),
     ]
 
@@ -188,7 +192,10 @@ def _stage(suite: Suite, bindir: Path, *, observed: bool) -> Iterator[tuple[Plac
     """Yield where the suite connects to and the operator's DSN: a server of its own, with the schema in both runs."""
     # What the clients' expectations were written with.
     name = "regression"
-    with EmbeddedServer.start(bindir, settings=_SETTINGS) as server:
+    with (
+        _papers(wanted=suite.tls) as papers,
+        EmbeddedServer.start(bindir, ssl=papers, settings=_SETTINGS) as server,
+    ):
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute(
                 b"CREATE DATABASE " + name.encode() + b" TEMPLATE template0 LOCALE 'C' ENCODING 'UTF8'"
@@ -203,12 +210,29 @@ def _stage(suite: Suite, bindir: Path, *, observed: bool) -> Iterator[tuple[Plac
         with psycopg.connect(dsn, autocommit=True) as conn:
             apply_policy(conn, parse_policy(_POLICY, "watched.toml"))
             suite.database(conn)
-        with _port(server, dsn, observed=observed) as port:
+        with _port(server, dsn, papers, observed=observed) as port:
             yield Place(port, "postgres", server.password, name, bindir), dsn
 
 
 @contextmanager
-def _port(server: EmbeddedServer, dsn: str, *, observed: bool) -> Iterator[int]:
+def _papers(*, wanted: bool) -> Iterator[tuple[Path, Path] | None]:
+    """Yield a certificate and its key, for the server and for the proxy, if they are wanted."""
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        issued = trustme.CA().issue_cert("127.0.0.1", "localhost")
+        cert, key = Path(folder) / "cert.pem", Path(folder) / "key.pem"
+        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+        yield cert, key
+
+
+@contextmanager
+def _port(
+    server: EmbeddedServer, dsn: str, papers: tuple[Path, Path] | None, *, observed: bool
+) -> Iterator[int]:
     if not observed:
         yield server.port
         return
@@ -224,6 +248,8 @@ def _port(server: EmbeddedServer, dsn: str, *, observed: bool) -> Iterator[int]:
         "--dsn",
         dsn,
     ]
+    if papers is not None:
+        words += ["--tls-cert", str(papers[0]), "--tls-key", str(papers[1])]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*words, "--log-level", "warning"], stderr=log)
         try:

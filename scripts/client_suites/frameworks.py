@@ -1,10 +1,9 @@
-"""The suites of Django and Alembic, a Java program with pgjdbc, and PostgreSQL's own programs."""
+"""The suites of Django and Alembic, and PostgreSQL's own programs."""
 
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import psycopg
@@ -126,40 +125,6 @@ class Alembic(Pytest):
         uri = place.dsn.replace("postgresql://", "postgresql+psycopg://").split("?")[0]
         words = [str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dburi", uri, "tests"]
         return [*words, "--backend-only"], self.source
-
-
-class Jdbc(Suite):
-    """A program of our own with Debian's driver: its own suite wants tools whose parts are no packages of Debian."""
-
-    name, version = "pgjdbc", fetch.PGJDBC
-
-    def prepare(self) -> None:
-        if shutil.which("java") is None or shutil.which("javac") is None:
-            raise fetch.Missing("there is no JDK")
-        packages = ("libpostgresql-jdbc-java", "libscram-java", "libstringprep-java")
-        place = fetch.debian(packages, self.folder / "jdbc")
-        self.jars = sorted((place / "usr/share/java").glob("*.jar"))
-        if not any(jar.name == f"postgresql-{self.version}.jar" for jar in self.jars):
-            raise fetch.Missing(f"Debian's driver is not {self.version}")
-        self.classes = self.folder / "jdbc-classes"
-        self.classes.mkdir(exist_ok=True)
-        source = self.folder / "Day.java"
-        source.write_bytes(files("scripts.client_suites").joinpath("Day.java").read_bytes())
-        fetch.run(["javac", "-d", str(self.classes), "-cp", self._path, str(source)])
-
-    @property
-    def _path(self) -> str:
-        return ":".join(map(str, [self.classes, *self.jars]))
-
-    def run(self, place: Place, out: Path) -> Results:
-        url = f"jdbc:postgresql://127.0.0.1:{place.port}/{place.dbname}"
-        words = ["java", "-cp", self._path, "Day", url, place.user, place.password]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT)
-        out.with_suffix(".log").write_text(done.stdout + done.stderr, encoding="utf-8")
-        told = [line.partition("\t") for line in done.stdout.splitlines() if "\t" in line]
-        if not told:
-            raise fetch.Missing(f"no test has run, see {out}.log")
-        return {name: outcome.partition("\t")[0] for name, _, outcome in told}
 
 
 _SHOP = """

@@ -59,6 +59,8 @@ class Suite(ABC):
     name: str
     version: str
     quick = False
+    #: The suite wants a server with TLS.
+    tls = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,10 +113,10 @@ class Pytest(Suite):
             )
         if not report.is_file():
             raise fetch.Missing(f"pytest did not get to its end, see {out}.log")
-        return _junit(report)
+        return junit(report)
 
 
-def _junit(report: Path) -> Results:
+def junit(report: Path) -> Results:
     found: Results = {}
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 (our own pytest wrote it)
         outcome = "passed"
@@ -341,39 +343,4 @@ class Pipeline(Suite):
             )
             (out / name).write_text(done.stdout + done.stderr, encoding="utf-8")
             found[name] = "passed" if done.returncode == 0 else "failed"
-        return found
-
-
-class NodePostgres(Suite):
-    """Each file of its integration tests is a program."""
-
-    name, version = "node-postgres", fetch.NODE_POSTGRES_TAG
-
-    def prepare(self) -> None:
-        self.source = fetch.checkout("NODE_POSTGRES_CLONE", self.version, self.folder)
-        if not (self.source / "node_modules").is_dir():
-            fetch.run(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts"], self.source)
-            fetch.run(["npx", "tsc", "--build"], self.source)
-
-    def run(self, place: Place, out: Path) -> Results:
-        out.mkdir(parents=True, exist_ok=True)
-        package = self.source / "packages" / "pg"
-        found: Results = {}
-        for path in sorted((package / "test" / "integration").rglob("*-tests.js")):
-            name = str(path.relative_to(package / "test"))
-            try:
-                done = subprocess.run(
-                    ["node", str(path)],
-                    cwd=package,
-                    env=place.variables | {"PGTESTNOSSL": "1"},
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=60,
-                )
-                said, failed = done.stdout + done.stderr, done.returncode != 0
-            except subprocess.TimeoutExpired:
-                said, failed = "no end after 60 s", True
-            (out / name.replace("/", "-")).write_text(said, encoding="utf-8")
-            found[name] = "failed" if failed else "passed"
         return found
