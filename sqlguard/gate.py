@@ -30,6 +30,7 @@ from sqlguard.policy.verdict import Effect, Finding, Verdict
 from sqlguard.rewrite import rewrite
 from sqlguard.rewrite.copy_in import staged
 from sqlguard.rewrite.count import Count, counting
+from sqlguard.rewrite.steady import steady
 from sqlguard.statement import analyse
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
@@ -136,9 +137,18 @@ class Gate:
         if statement.kind is Kind.COPY_IN:
             return self._copied_in(Decision(statement, verdict, changed.text, rewritten=changed.changed))
         answers, counting = answers_to(statement, self.context), partial(self._count, statement)
+        steadying = partial(steady, statement, self.context.catalog)
         if not changed.changed:
             tag = _prepared_tag(statement, session)
-            return Decision(statement, verdict, statement.text, tag=tag, answers=answers, counting=counting)
+            return Decision(
+                statement,
+                verdict,
+                statement.text,
+                tag=tag,
+                answers=answers,
+                counting=counting,
+                steadying=steadying,
+            )
         return Decision(
             statement,
             verdict,
@@ -149,6 +159,7 @@ class Gate:
             position=changed.position,
             answers=answers,
             counting=counting,
+            steadying=steadying,
         )
 
     def _count(self, statement: Statement) -> Count | None:

@@ -6,18 +6,20 @@ Only `sqlguard.gate` makes a Decision, so holding one proves that a verdict was 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlguard.errors import ApprovalRequired, CapExceeded, Drift, Refused
+from sqlguard.errors import CapExceeded, Refused
+from sqlguard.plan_told import with_differences
 from sqlguard.policy import Policy, late
 from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.tiers import ORDER
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.rewrite.count import Count
+from sqlguard.rewrite.steady import Written
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.steps import Answer
 
@@ -43,6 +45,8 @@ class Decision:
     answers: tuple[Answer, ...] = ()
     #: Makes `count`, for which the tree is walked once more: most writes are run without.
     counting: Callable[[], Count | None] | None = None
+    #: Makes `steady`, in the same way.
+    steadying: Callable[[], Written] | None = None
     #: Statements of ours that belong to it, in its transaction (`rewrite.copy_in`).
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -51,6 +55,11 @@ class Decision:
     def count(self) -> Count | None:
         """How many rows it would change, to be asked before it is run; None: its run says so."""
         return None if self.counting is None else self.counting()
+
+    @cached_property
+    def steady(self) -> Written:
+        """The columns whose new values are compared when its plan is committed (`rewrite.steady`)."""
+        return {} if self.steadying is None else self.steadying()
 
     @property
     def is_write(self) -> bool:
@@ -183,12 +192,13 @@ class Draft:
     approvals: int = 1
     lifetime_seconds: float = 3600.0
     policy: Policy | None = None
+    #: What `steady` makes of its statements.
+    steady: str | None = None
 
     def classes_with(self, report: Mapping[str, Any]) -> list[str]:
         """Return the compliance classes of what the statements name and of all that they reached."""
-        touched = [change["table"] for kind in ("affected", "unguarded") for change in report.get(kind, ())]
-        rules = [self.policy.table_rule(*name.split(".", 1)) for name in touched] if self.policy else []
-        return sorted({*self.classes, *(name for rule in rules if rule for name in rule.class_)})
+        reached = classes_of(report["tables"], self.policy) if self.policy else ()
+        return sorted({*self.classes, *reached})
 
     @property
     def statement_hash(self) -> str:
@@ -249,7 +259,18 @@ class Stage:
             max((ruling.approvals for ruling in self.rulings), default=1),
             policy.defaults.plan_ttl.total_seconds(),
             policy,
+            self.steady,
         )
+
+    @property
+    def steady(self) -> str | None:
+        return steady(zip((step.action for step in self.steps), self.decisions, strict=True))
+
+
+def steady(run: Iterable[tuple[int, Decision]]) -> str | None:
+    """Return as JSON what a digest compares of what actions write: action -> table's oid -> numbers of columns."""
+    found = {action: decision.steady for action, decision in run if decision.steady}
+    return json.dumps(found) if found else None
 
 
 def refused(ruling: Ruling) -> Refused:
@@ -302,12 +323,23 @@ def ruling_of(
     return found
 
 
-def measured_of(report: Mapping[str, Any]) -> Measured:
-    """Return what the gates ask of the report of a whole run."""
+def classes_of(tables: Iterable[str], policy: Policy) -> tuple[str, ...]:
+    """Return the compliance classes of *tables*, named with their schemas."""
+    rules = [policy.table_rule(*name.split(".", 1)) for name in tables]
+    return tuple(sorted({name for rule in rules if rule for name in rule.class_}))
+
+
+def changed_rows(report: Mapping[str, Any]) -> int:
+    """Return how many rows a run changed, guarded or not."""
     rows = sum(change["rows"] for change in report.get("affected", ()))
-    rows += sum(c["inserted"] + c["updated"] + c["deleted"] for c in report.get("unguarded", ()))
+    return int(rows + sum(c["inserted"] + c["updated"] + c["deleted"] for c in report.get("unguarded", ())))
+
+
+def measured_of(report: Mapping[str, Any], policy: Policy) -> Measured:
+    """Return what the gates ask of the report of a whole run."""
     share = max((change["share"] for change in report.get("shares", ())), default=None)
-    return Measured(rows, share, tuple(report.get("excess", ())))
+    classes = classes_of(report["tables"], policy)
+    return Measured(changed_rows(report), share, tuple(report.get("excess", ())), classes)
 
 
 def affected_of(report: Mapping[str, Any]) -> tuple[Affected, ...]:
@@ -333,58 +365,3 @@ def plan_hash(statements: Sequence[tuple[str, Sequence[str | None] | None]]) -> 
     """Return what tells whether the very same statements are sent again."""
     text = json.dumps([[text.strip(), None if p is None else list(p)] for text, p in statements])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def told(report: Mapping[str, Any]) -> str:
-    """Return in one line what a run changed, from the report that the database made of it."""
-    parts = [f"{c['rows']} {c['op']} in {c['table']}" for c in report.get("affected", ())]
-    for change in report.get("unguarded", ()):
-        parts += [
-            f"{change[verb]} {verb} in {change['table']} (not guarded)"
-            for verb in ("inserted", "updated", "deleted")
-            if change[verb]
-        ]
-    return ", ".join(parts) or "no rows"
-
-
-def differences(sample: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return column -> [before, after] for what is not the same in a sample of a report."""
-    before, after = sample.get("before") or {}, sample.get("after") or {}
-    if sample.get("op") == "delete":
-        after = {}
-    return {
-        column: [before.get(column), after.get(column)]
-        for column in dict.fromkeys([*before, *after])
-        if before.get(column) != after.get(column)
-    }
-
-
-def with_differences(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *report* with each sample's differences in it, under `changed`."""
-    samples = [{**sample, "changed": differences(sample)} for sample in report.get("samples", ())]
-    return {**report, "samples": samples}
-
-
-def approval_required(plan: int, report: Mapping[str, Any], reasons: Sequence[str]) -> ApprovalRequired:
-    """Return what the agent gets for a statement that a person has to approve first."""
-    why = f": {'; '.join(reasons)}" if reasons else ""
-    return ApprovalRequired(
-        f"this needs an approval, plan {plan} is waiting for it{why}",
-        detail=f"plan {plan}: it would change {told(report)}; nothing was changed",
-        hint=f"ask a person to run `sqlguard approve {plan}`, then send the very same statement again",
-    )
-
-
-def drift(plan: int, fresh: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
-    """Return what the agent gets when an approved plan would change other rows now."""
-    before, after = told(then), told(now)
-    what = (
-        f"{before} then, {after} now"
-        if before != after
-        else f"the same number of rows ({after}), but other rows, or rows with other contents"
-    )
-    return Drift(
-        f"the rows have changed since plan {plan} was approved",
-        detail=f"{what}; nothing was changed; plan {fresh} is what it would do now",
-        hint=f"ask a person to run `sqlguard approve {fresh}`, then send the very same statement again",
-    )

@@ -61,6 +61,8 @@ CREATE UNLOGGED TABLE sqlguard.plan_run (
     action_id bigint NOT NULL,
     reasons text[] NOT NULL,
     plan_id bigint,
+    -- Of the rows as they were when the plan was taken, without what is written into them: a block may go on with those.
+    digest text,
     PRIMARY KEY (txid, action_id)
 );
 
@@ -125,7 +127,8 @@ CREATE FUNCTION sqlguard.check_plan_run() RETURNS trigger
                     USING ERRCODE = 'SG006', HINT = 'have a preview approved, then send it again';
             END IF;
             SELECT * INTO p FROM sqlguard.plan x WHERE x.id = r.plan_id;
-            IF p.digest <> sqlguard.change_digest(r.txid, CASE WHEN NOT p.is_block THEN p.committed_action END) THEN
+            IF r.digest IS DISTINCT FROM sqlguard.change_digest(
+                    r.txid, CASE WHEN NOT p.is_block THEN p.committed_action END, NULL, sqlguard.unguarded()) THEN
                 RAISE EXCEPTION 'more was changed than plan % says', p.id
                     USING ERRCODE = 'SG003', HINT = 'commit the plan by itself, in a transaction of its own';
             END IF;
@@ -195,6 +198,65 @@ CREATE FUNCTION sqlguard.unguarded_changes()
         ORDER BY 1
     $$;
 
+CREATE FUNCTION sqlguard.unguarded() RETURNS jsonb
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(jsonb_agg(jsonb_build_object('table', u.name, 'inserted', u.inserted, 'updated', u.updated,
+                                                     'deleted', u.deleted)), '[]')
+        FROM sqlguard.unguarded_changes() u
+    $$;
+
+-- All tables that were changed, partitions by the names of the tables that they are of, too: a policy has its classes
+-- by name.
+CREATE FUNCTION sqlguard.touched(tx xid8, only_action bigint, outside jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(jsonb_agg(q.name ORDER BY q.name), '[]') FROM (
+            SELECT s.schema_name || '.' || s.table_name AS name FROM sqlguard.change_set s
+                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+            UNION
+            SELECT c.relnamespace::regnamespace::text || '.' || c.relname
+                FROM sqlguard.change_set s CROSS JOIN LATERAL pg_partition_ancestors(s.relid) p
+                JOIN pg_class c ON c.oid = p.relid
+                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+            UNION
+            SELECT u ->> 'table' FROM jsonb_array_elements(outside) u) q
+    $$;
+
+-- Sequences that the transaction has used: it keeps a lock on each. What they stand at tells whether they were used again.
+CREATE FUNCTION sqlguard.moved_sequences() RETURNS jsonb
+    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(jsonb_object_agg(c.oid::regclass::text,
+            CASE WHEN has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN pg_sequence_last_value(c.oid) END), '{}')
+        FROM (SELECT DISTINCT l.relation FROM pg_locks l
+              WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
+                  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())) l
+        JOIN pg_class c ON c.oid = l.relation AND c.relkind = 'S' AND c.relnamespace <> 'sqlguard'::regnamespace
+    $$;
+
+-- After each statement of a block that becomes one plan: which sequences it moved.
+CREATE FUNCTION sqlguard.note_sequences(action bigint) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            noted jsonb := sqlguard.noted_sequences();
+            found jsonb := sqlguard.moved_sequences();
+            moved jsonb := (SELECT jsonb_agg(e.key ORDER BY e.key) FROM jsonb_each(found) e
+                            WHERE noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value);
+        BEGIN
+            IF moved IS NOT NULL THEN
+                PERFORM set_config('sqlguard.sequences', jsonb_build_object('last', found, 'moved',
+                    noted -> 'moved' || jsonb_build_object('action', action, 'sequences', moved))::text, true);
+            END IF;
+        END
+    $$;
+CREATE FUNCTION sqlguard.noted_sequences() RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(nullif(current_setting('sqlguard.sequences', true), ''), '{"last": {}, "moved": []}')::jsonb
+    $$;
+
 -- Of one row. An array's text says where it ends, so no two rows have the same text. Each argument stands here once and
 -- nothing is stricter than it has to be, so that the planner takes it in: a call per row would cost more than the hash.
 CREATE FUNCTION sqlguard.row_hash(key text[], new_key text[], image text) RETURNS bytea
@@ -204,9 +266,20 @@ CREATE FUNCTION sqlguard.row_hash(key text[], new_key text[], image text) RETURN
             pg_catalog.concat(key::text, '|', new_key::text, coalesce('|' OPERATOR(pg_catalog.||) image, '-')), 'UTF8'))
     $$;
 
+-- How a change set's rows are found in their table again; by the key that they had, or that they have now.
+CREATE FUNCTION sqlguard.same_row(relation oid, key_columns text[], key text) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT string_agg(format('"sg row".%I = (%s)[%s]::%s', k.name, key, k.n, format_type(a.atttypid, a.atttypmod)), ' AND ')
+        FROM unnest(key_columns) WITH ORDINALITY AS k (name, n)
+        JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name
+    $$;
+
 -- The exact rows: of each its table, its key and how it was before. An inserted row has no before, and its key is
--- often a number that no two runs get: then the number of rows has to do. The rows' order means nothing.
-CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
+-- often a number that no two runs get: then the number of rows has to do. The rows' order means nothing. What is
+-- written into the rows is added for the columns in *steady* (action -> table's oid -> numbers of its columns), which
+-- the guard knows to depend on nothing but other rows. *outside* is `unguarded`.
+CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb, outside jsonb) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
     SET extra_float_digits = 1 SET bytea_output = 'hex' SET work_mem = '64MB'
@@ -214,7 +287,6 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
         DECLARE
             lines text := '';
             part bytea;
-            same text;
             c record;
         BEGIN
             FOR c IN
@@ -230,11 +302,6 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                             AND (a.atthasdef OR a.attidentity <> ''))) THEN
                     NULL;
                 ELSIF c.op = 'soft_delete' AND cardinality(c.key_columns) > 0 THEN
-                    SELECT string_agg(format('"sg row".%I = r.key[%s]::%s', k.name, k.n,
-                                             format_type(a.atttypid, a.atttypmod)), ' AND ')
-                        INTO same
-                        FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
-                        JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
                     EXECUTE format($q$
                         SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
                             SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, ROW(%s)::text)) AS h
@@ -244,7 +311,7 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                               FROM pg_attribute a
                               WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
                                   AND a.attname NOT IN ('deleted_at', 'deleted_by_agent')),
-                        c.relid::regclass, same) INTO part USING c.ids;
+                        c.relid::regclass, sqlguard.same_row(c.relid, c.key_columns, 'r.key')) INTO part USING c.ids;
                 ELSE
                     SELECT array_send(array_agg(q.h ORDER BY q.h)) INTO part FROM (
                         SELECT sqlguard.row_hash(r.key, r.new_key, r.before) AS h
@@ -253,9 +320,56 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint) RETURNS text
                 lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
                                                     encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
             END LOOP;
-            SELECT lines || coalesce(string_agg(jsonb_build_array(u.name, u.inserted, u.updated, u.deleted)::text, E'\n'), '')
-                INTO lines FROM sqlguard.unguarded_changes() u;
+            IF steady IS NOT NULL THEN
+                lines := lines || sqlguard.written_digest(tx, only_action, steady);
+            END IF;
+            SELECT lines || coalesce(string_agg(jsonb_build_array(u -> 'table', u -> 'inserted', u -> 'updated',
+                                                                  u -> 'deleted')::text, E'\n'), '')
+                INTO lines FROM jsonb_array_elements(outside) u;
             RETURN encode(sha256(convert_to(lines, 'UTF8')), 'hex');
+        END
+    $$;
+
+-- What was written into steady columns, a line per change set that the statement itself has made. It is read from the
+-- table: a row that was changed again in the same transaction has other values by now, and then nothing is said.
+CREATE FUNCTION sqlguard.written_digest(tx xid8, only_action bigint, steady jsonb) RETURNS text
+    LANGUAGE plpgsql VOLATILE
+    AS $$
+        DECLARE
+            lines text := '';
+            part bytea;
+            names text[];
+            c record;
+        BEGIN
+            FOR c IN
+                SELECT s.id, s.schema_name, s.table_name, s.op, s.relid, s.key_columns, n.relation,
+                       steady #> ARRAY[s.action_id::text, n.relation::text] AS numbers, k.relkind
+                FROM sqlguard.change_set s JOIN pg_class k ON k.oid = s.relid
+                CROSS JOIN LATERAL (SELECT s.relid UNION SELECT p.relid::oid FROM pg_partition_ancestors(s.relid) p)
+                    AS n (relation)
+                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+                    AND s.op IN ('insert', 'update') AND s.depth = 0 AND cardinality(s.key_columns) > 0
+                    AND steady #> ARRAY[s.action_id::text, n.relation::text] IS NOT NULL
+                    AND NOT EXISTS (SELECT FROM sqlguard.change_set x
+                                    WHERE x.txid = tx AND x.relid = s.relid AND x.id > s.id AND x.op <> 'insert')
+                ORDER BY s.action_id, s.schema_name, s.table_name, s.op, s.id
+            LOOP
+                names := ARRAY(SELECT a.attname::text FROM pg_attribute a
+                               WHERE a.attrelid = c.relation AND NOT a.attisdropped AND a.attgenerated = ''
+                                   AND to_jsonb(a.attnum) <@ c.numbers ORDER BY a.attnum);
+                CONTINUE WHEN cardinality(names) = 0;
+                EXECUTE format($q$
+                    SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
+                        SELECT sqlguard.row_hash(CASE WHEN $2 THEN coalesce(r.new_key, r.key) END, NULL, ROW(%s)::text) AS h
+                        FROM sqlguard.row_changes($1) r JOIN %s%s AS "sg row" ON %s) q
+                    $q$, (SELECT string_agg(format('"sg row".%I', name), ', ') FROM unnest(names) AS name),
+                    CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END, c.relid::regclass,
+                    sqlguard.same_row(c.relid, c.key_columns, 'coalesce(r.new_key, r.key)'))
+                    INTO part USING c.id, c.op = 'update';
+                lines := lines || jsonb_build_array('written', c.schema_name, c.table_name, c.op, to_jsonb(names),
+                                                    encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
+            END LOOP;
+            RETURN lines;
         END
     $$;
 
@@ -312,22 +426,39 @@ CREATE FUNCTION sqlguard.weigh(only_action bigint, with_share boolean) RETURNS t
         SELECT jsonb_build_object(
             'rows', (SELECT coalesce(sum(c.rows), 0) FROM sqlguard.transaction_changes() c
                      WHERE only_action IS NULL OR c.action_id = only_action)
-                    + (SELECT coalesce(sum(u.inserted + u.updated + u.deleted), 0) FROM sqlguard.unguarded_changes() u),
+                    + (SELECT coalesce(sum((u ->> 'inserted')::bigint + (u ->> 'updated')::bigint
+                                           + (u ->> 'deleted')::bigint), 0) FROM jsonb_array_elements(o.outside) u),
+            'tables', sqlguard.touched(pg_current_xact_id_if_assigned(), only_action, o.outside),
             'share', CASE WHEN with_share THEN
                 (SELECT max(s.share) FROM sqlguard.shares(pg_current_xact_id_if_assigned(), only_action) s) END,
             'excess', (SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
                        WHERE r.txid = pg_current_xact_id_if_assigned() AND r.plan_id IS NULL
                            AND (only_action IS NULL OR r.action_id = only_action)))::text
+        FROM (SELECT sqlguard.unguarded() AS outside OFFSET 0) o
+    $$;
+
+-- `action` is null for what moves only when deferred constraints are forced.
+CREATE FUNCTION sqlguard.sequences_by_action(only_action bigint, moved jsonb) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT CASE WHEN only_action IS NULL THEN n.noted -> 'moved' ELSE '[]' END || coalesce((
+            SELECT jsonb_build_array(jsonb_build_object('action', only_action, 'sequences', jsonb_agg(e.key ORDER BY e.key)))
+            FROM jsonb_each(moved) e
+            WHERE only_action IS NOT NULL OR n.noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value
+            HAVING count(*) > 0), '[]')
+        FROM (SELECT sqlguard.noted_sequences() AS noted) n
     $$;
 
 -- Everything that a plan says of its run, with a signature. Called in the run's transaction by the task's session.
-CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DEFAULT 10)
+CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, steady jsonb DEFAULT NULL, max_samples integer DEFAULT 10)
     RETURNS TABLE (outcome text, signed text)
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
         DECLARE
             tx xid8 := pg_current_xact_id_if_assigned();
             own text := (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user);
+            outside jsonb := sqlguard.unguarded();
+            moved jsonb := sqlguard.moved_sequences();
             report jsonb;
         BEGIN
             -- PostgreSQL's own cascades fire triggers at the depth of the statement: what it does not name is nested.
@@ -345,10 +476,8 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DE
                           FROM sqlguard.change_set s LEFT JOIN sqlguard.action a ON a.id = s.action_id
                           WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
                           GROUP BY 1, 2) q),
-                'unguarded', (
-                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', u.name, 'inserted', u.inserted,
-                                              'updated', u.updated, 'deleted', u.deleted)), '[]')
-                    FROM sqlguard.unguarded_changes() u),
+                'unguarded', outside,
+                'tables', sqlguard.touched(tx, only_action, outside),
                 'shares', (
                     SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
                         'table', s.name, 'rows', s.rows, 'of', s.of_rows, 'share', s.share,
@@ -363,12 +492,8 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DE
                         ELSE s.before END)), '[]')
                     FROM sqlguard.transaction_samples(max_samples) s
                     WHERE only_action IS NULL OR s.action_id = only_action),
-                'sequences', (
-                    SELECT coalesce(jsonb_agg(DISTINCT c.oid::regclass::text), '[]')
-                    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-                    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND c.relkind = 'S'
-                        AND c.relnamespace <> 'sqlguard'::regnamespace
-                        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
+                'sequences', (SELECT coalesce(jsonb_agg(k ORDER BY k), '[]') FROM jsonb_object_keys(moved) k),
+                'sequences_by_action', sqlguard.sequences_by_action(only_action, moved),
                 'locks', (
                     SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_object('table', c.oid::regclass::text, 'mode', l.mode)),
                                     '[]')
@@ -383,7 +508,7 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, max_samples integer DE
                 INTO report;
             outcome := jsonb_build_object(
                 'task', own, 'at', extract(epoch FROM clock_timestamp()), 'report', report, 'is_block', only_action IS NULL,
-                'digest', sqlguard.change_digest(tx, only_action))::text;
+                'digest', sqlguard.change_digest(tx, only_action, steady, outside))::text;
             signed := sqlguard.signature(outcome);
             RETURN NEXT;
         END
@@ -498,7 +623,8 @@ CREATE FUNCTION sqlguard.plan_state(p sqlguard.plan) RETURNS text
 -- In the run's transaction, by the task's session: take the approval of *wanted_plan*, or of the newest approved plan
 -- for the same statements of the same agent, policy version, parameters and purpose. Whoever comes second waits here
 -- for the first, and finds it used up.
-CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_action bigint, first_action bigint)
+CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_action bigint, first_action bigint,
+                                     steady jsonb DEFAULT NULL)
     RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
@@ -506,6 +632,7 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
             t sqlguard.task;
             p sqlguard.plan;
             tx xid8 := pg_current_xact_id();
+            outside jsonb := sqlguard.unguarded();
             found_digest text;
         BEGIN
             SELECT task.* INTO t FROM sqlguard.lease l JOIN sqlguard.task ON task.id = l.task_id
@@ -522,7 +649,7 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
                     AND sqlguard.plan_state(x) = 'approved'
                 ORDER BY x.id DESC FOR UPDATE
             LOOP
-                found_digest := coalesce(found_digest, sqlguard.change_digest(tx, only_action));
+                found_digest := coalesce(found_digest, sqlguard.change_digest(tx, only_action, steady, outside));
                 EXIT WHEN p.digest = found_digest;
             END LOOP;
             IF p.id IS NULL THEN
@@ -533,7 +660,8 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
             END IF;
             UPDATE sqlguard.plan x SET committed_at = clock_timestamp(), committed_by = session_user, txid = tx,
                 committed_action = coalesce(only_action, first_action) WHERE x.id = p.id;
-            UPDATE sqlguard.plan_run r SET plan_id = p.id
+            UPDATE sqlguard.plan_run r SET plan_id = p.id,
+                    digest = sqlguard.change_digest(tx, only_action, NULL, outside)
                 WHERE r.txid = tx AND (only_action IS NULL OR r.action_id = only_action);
             RETURN jsonb_build_object('found', true, 'plan', p.id, 'equal', true)::text;
         END
@@ -631,7 +759,7 @@ CREATE FUNCTION sqlguard.plan_document(p sqlguard.plan) RETURNS jsonb
             'plan', p.id, 'state', sqlguard.plan_state(p), 'task', p.task_id, 'agent', p.agent, 'policy', p.policy,
             'policy_version', p.policy_version, 'purpose', p.purpose, 'action', p.action_id,
             'statements', (SELECT coalesce(jsonb_agg(jsonb_build_object('statement', s -> 'statement',
-                                                     'params', s -> 'params')), '[]')
+                                                     'params', s -> 'params', 'action', s -> 'action')), '[]')
                            FROM jsonb_array_elements(p.statements) s),
             'is_block', p.is_block, 'digest', p.digest, 'affected_rows', p.rows, 'tier', p.tier, 'classes', p.classes,
             'reasons', p.reasons, 'approvals_needed', p.approvals, 'approved_by', sqlguard.approvers(p.id),
@@ -669,18 +797,22 @@ CREATE FUNCTION sqlguard.plan_statements(wanted bigint) RETURNS jsonb
 
 REVOKE ALL ON FUNCTION
     sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_unguarded(),
-    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.change_digest(xid8, bigint), sqlguard.row_hash(text[], text[], text),
+    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.unguarded(), sqlguard.touched(xid8, bigint, jsonb),
+    sqlguard.moved_sequences(), sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
+    sqlguard.sequences_by_action(bigint, jsonb), sqlguard.same_row(oid, text[], text),
+    sqlguard.written_digest(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
+    sqlguard.row_hash(text[], text[], text),
     sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint), sqlguard.weigh(bigint, boolean),
-    sqlguard.plan_outcome(bigint, integer), sqlguard.append_event(bigint, text, jsonb),
+    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.append_event(bigint, text, jsonb),
     sqlguard.record_plan(jsonb, text, text), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
-    sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.is_approver(name),
+    sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.is_approver(name),
     sqlguard.decide_plan(bigint, text, text, text), sqlguard.plan_document(sqlguard.plan), sqlguard.ticket(bigint),
     sqlguard.last_plan(), sqlguard.plan_statements(bigint)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    sqlguard.force_constraints(), sqlguard.begin_plan(), sqlguard.weigh(bigint, boolean),
-    sqlguard.plan_outcome(bigint, integer), sqlguard.record_plan(jsonb, text, text),
-    sqlguard.redeem_plan(bigint, text, bigint, bigint), sqlguard.ticket(bigint), sqlguard.last_plan(),
+    sqlguard.force_constraints(), sqlguard.begin_plan(), sqlguard.note_sequences(bigint), sqlguard.weigh(bigint, boolean),
+    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.record_plan(jsonb, text, text),
+    sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.ticket(bigint), sqlguard.last_plan(),
     sqlguard.plan_statements(bigint)
     TO sqlguard_agent;
 GRANT SELECT ON sqlguard.plan, sqlguard.plan_decision TO sqlguard_approver;

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Annotated, Any
 
 import psycopg
@@ -9,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from sqlguard.cli.common import Dsn, Json, approver, operator
-from sqlguard.cli.output import out, print_json, print_pairs, print_rows
+from sqlguard.cli.output import inset, out, print_json, print_pairs, print_rows
 from sqlguard.errors import Refused
-from sqlguard.plan import told
+from sqlguard.plan_told import told
 from sqlguard.postgres import plans
 
 group = typer.Typer(help="Plans: what waits for an approval, and what became of it.", no_args_is_help=True)
@@ -19,6 +20,8 @@ PlanId = Annotated[int, typer.Argument(help="The plan's number, as the agent or 
 _COLOURS = {"open": "yellow", "approved": "green", "rejected": "red", "committed": "cyan"}
 #: A plan of 100,000 rows is read by its counts.
 _SHOWN = 10
+#: Characters of a value.
+_LENGTH = 100
 
 
 @group.command("list")
@@ -164,15 +167,15 @@ def _show(plan: plans.Plan) -> None:
         }
     )
     if document["rejected_because"]:
-        out.print(f"rejected: {document['rejected_because']}", markup=False)
+        out.print(f"rejected: {_line(document['rejected_because'])}", markup=False)
     if document["reported_by"] == "task":
         out.print(
             "[yellow]Statement, tier and reasons are what the task's own session says; the rows are measured.[/]"
         )
     for statement in document["statements"][:_SHOWN]:
-        out.print(f"  {statement['statement'].strip()}", markup=False)
+        out.print(inset(statement["statement"].strip()), markup=False)
         if statement["params"]:
-            out.print(f"  with {', '.join(map(str, statement['params']))}", markup=False)
+            out.print(f"  with {', '.join(map(_line, statement['params']))}", markup=False)
     _cut(len(document["statements"]), "statements")
     out.print(f"\n[bold]{document['affected_rows']} rows[/bold]: {escape(told(document))}")
     _tables(document)
@@ -196,15 +199,30 @@ def _tables(document: Mapping[str, Any]) -> None:
 
 
 def _sample(sample: Mapping[str, Any]) -> None:
-    key = ", ".join(map(str, sample["key"] or ()))
+    key = ", ".join(map(_line, sample["key"] or ()))
     out.print(f"[bold]{escape(sample['table'])}[/bold] {sample['op']} {escape(key)}")
-    for column, (before, after) in sample["changed"].items():
-        out.print(f"    {escape(column)}: [red]{_value(before)}[/red] → [green]{_value(after)}[/green]")
+    for column, values in sample["changed"].items():
+        before, after = shortened(*("NULL" if v is None else _line(v) for v in values))
+        out.print(f"    {escape(column)}: [red]{escape(before)}[/red] → [green]{escape(after)}[/green]")
 
 
-def _value(value: object) -> str:
-    text = "NULL" if value is None else str(value)
-    return escape(text if len(text) <= 100 else text[:97] + "…")  # noqa: PLR2004 (a line stays readable)
+def shortened(before: str, after: str) -> tuple[str, str]:
+    """Return so much of two values that a line stays readable, from shortly before the first difference on."""
+    if max(len(before), len(after)) <= _LENGTH:
+        return before, after
+    same = len(commonprefix((before, after)))
+    start = 0 if same < _LENGTH // 2 else same - _LENGTH // 4
+
+    def part(text: str) -> str:
+        end = start + _LENGTH
+        return ("…" if start else "") + text[start:end] + ("…" if len(text) > end else "")
+
+    return part(before), part(after)
+
+
+def _line(value: object) -> str:
+    """Return *value* on one line: its own could look like lines of ours."""
+    return str(value).replace("\\", "\\\\").replace("\n", "\\n") if "\n" in str(value) else str(value)
 
 
 def _cut(total: int, what: str, *, shown: int = _SHOWN) -> None:

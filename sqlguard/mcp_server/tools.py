@@ -21,7 +21,8 @@ from sqlguard.mcp_server.models import (
     WriteResult,
 )
 from sqlguard.mcp_server.values import Cut, cut, safe
-from sqlguard.plan import Decision, Outcome, with_differences
+from sqlguard.plan import Decision, Outcome
+from sqlguard.plan_told import with_differences
 from sqlguard.statement.model import Kind
 
 _READS = frozenset({Kind.SELECT, Kind.VALUES, Kind.EXPLAIN, Kind.SHOW})

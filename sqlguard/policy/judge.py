@@ -35,6 +35,9 @@ def decide(statement: Statement, session: Session, context: Context) -> Verdict:
                 "send a SELECT, INSERT, UPDATE or DELETE",
             )
         )
+    tier, classes = (
+        tiers.of(statement, context) if statement.writes or statement.calls else ("reversible", ())
+    )
     effect = max(f.effect for f in findings)
     gates: tuple[Gate, ...] = ()
     if effect < Effect.REFUSE:
@@ -43,13 +46,10 @@ def decide(statement: Statement, session: Session, context: Context) -> Verdict:
         except Exception as fault:
             findings.append(_failed("gates", fault))
     approvals = 1
-    if gates and not tiers.is_late(gates[0].when):
+    if gates and not tiers.is_late(gates[0].when, classes):
         findings.extend(tiers.finding(gates[0]))
         approvals, gates = gates[0].approvals, ()
     effect = max(f.effect for f in findings)
-    tier, classes = (
-        tiers.of(statement, context) if statement.writes or statement.calls else ("reversible", ())
-    )
     return Verdict(effect, tuple(findings), tier, classes, gates, approvals)
 
 

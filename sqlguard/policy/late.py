@@ -5,7 +5,7 @@ Pure: time, confidence and measured rows are arguments.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlguard.policy.model import Gate
@@ -17,11 +17,16 @@ _HOW_SURE = "the agent is not sure enough"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a statement changed before it was committed; `excess` are the caps that it went over."""
+    """
+    What a statement changed before it was committed; `excess` are the caps that it went over.
+
+    `classes` are those of all tables that it changed, by cascades, triggers and functions too.
+    """
 
     rows: int
     share: float | None = None
     excess: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,19 @@ def rule(
 
     An approval that is needed anyway is said at once, a refusal that only the rows can show later.
     """
-    facts = Facts(
-        now, confidence, measured.rows if measured else None, (measured.share or 0.0) if measured else None
-    )
+    facts = Facts(now, confidence, classes=verdict.classes)
+    if measured is not None:
+        facts = replace(facts, rows=measured.rows, share=measured.share or 0.0, reached=measured.classes)
     gate, is_open = _first(verdict.gates, facts)
     if gate is not None and gate.then == "refuse":
-        return Ruling(Effect.REFUSE, (_reason(gate, measured),))
+        return Ruling(Effect.REFUSE, (_reason(gate, verdict, measured),))
     reasons: list[str] = []
     approvals = 1
     if verdict.effect is Effect.APPROVE:
         reasons += [f.message for f in verdict.findings if f.effect is Effect.APPROVE]
         approvals = verdict.approvals
     if gate is not None and gate.then == "approve":
-        reasons.append(_reason(gate, measured))
+        reasons.append(_reason(gate, verdict, measured))
         approvals = max(approvals, gate.approvals)
     if measured is not None:
         reasons += measured.excess
@@ -78,12 +83,14 @@ def _first(gates: Iterable[Gate], facts: Facts) -> tuple[Gate | None, bool]:
     return None, False
 
 
-def _reason(gate: Gate, measured: Measured | None) -> str:
+def _reason(gate: Gate, verdict: Verdict, measured: Measured | None) -> str:
     when = gate.when
     if measured is not None and when.rows is not None:
         return f"it changes {measured.rows} rows"
     if measured is not None and when.share is not None:
         return f"it changes {(measured.share or 0):.0%} of a table"
+    if when.class_ is not None and when.class_ not in verdict.classes:
+        return f"it changes rows of a table with the class `{when.class_}`"
     if when.confidence is not None:
         return _HOW_SURE
     if when.days is not None or when.hours is not None:

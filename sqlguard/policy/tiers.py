@@ -12,13 +12,16 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from zoneinfo import ZoneInfo
 
-from sqlguard.catalog import Table
+from sqlguard.catalog import Catalog, Table
 from sqlguard.policy import calls
 from sqlguard.policy.context import Context
 from sqlguard.policy.guards import guard_of
 from sqlguard.policy.model import Gate, When
 from sqlguard.policy.verdict import Effect, Finding
 from sqlguard.statement.model import Kind, Statement, Write
+
+#: What a foreign key may do to the rows that refer to a changed one.
+_MOVES = frozenset("cnd")
 
 ORDER = ("reversible", "costly", "compensable", "irreversible")
 
@@ -57,11 +60,35 @@ def candidates(statement: Statement, context: Context) -> tuple[Gate, ...]:
     tables = [f"{w.table.schema}.{w.table.name}" for w in statement.writes]
     found: list[Gate] = []
     for gate in context.policy.gates:
-        if matches(gate.when, tier=tier, classes=classes, kind=_kind(statement), tables=tables):
+        if not matches(gate.when, tier=tier, kind=_kind(statement), tables=tables):
+            continue
+        if gate.when.class_ is None or gate.when.class_ in classes or _reaches(statement, context):
             found.append(gate)
-            if not is_late(gate.when):
+            if not is_late(gate.when, classes):
                 break
     return tuple(found)
+
+
+def _reaches(statement: Statement, context: Context) -> bool:
+    """Whether it may change tables that it does not name: by foreign keys, triggers or functions."""
+    if any(call.candidates for call in statement.calls):
+        return True
+    return any(
+        any(not trigger.ours for trigger in table.triggers)
+        or any({key.on_delete, key.on_update} & _MOVES for key in context.catalog.references_to(table.oid))
+        for write in statement.writes
+        for table in _family(write.table.oid, context.catalog)
+    )
+
+
+def _family(oid: int, catalog: Catalog) -> Iterator[Table]:
+    """Yield a table with what its rows are stored in, and what it is a part of."""
+    table = catalog.tables.get(oid)
+    if table is None:
+        return
+    yield from (catalog.tables[parent] for parent in table.parents if parent in catalog.tables)
+    yield table
+    yield from catalog.descendants(oid)
 
 
 def _kind(statement: Statement) -> str:
@@ -70,8 +97,10 @@ def _kind(statement: Statement) -> str:
     return kind
 
 
-def is_late(when: When) -> bool:
-    """Whether it takes more than statement and policy to decide over *when*."""
+def is_late(when: When, classes: Iterable[str]) -> bool:
+    """Whether it takes more than statement and policy to decide over *when*; *classes* are the statement's."""
+    if when.class_ is not None and when.class_ not in classes:
+        return True
     return any(v is not None for v in (when.rows, when.share, when.confidence, when.days, when.hours))
 
 
@@ -88,12 +117,11 @@ def finding(gate: Gate) -> Iterator[Finding]:
         )
 
 
-def matches(when: When, *, tier: str, classes: Iterable[str], kind: str, tables: Iterable[str]) -> bool:
-    """Whether every key that *when* names and that is known beforehand holds."""
+def matches(when: When, *, tier: str, kind: str, tables: Iterable[str]) -> bool:
+    """Whether every key that *when* names and that is known beforehand holds; a class may be reached later."""
     tiers = (when.tier,) if isinstance(when.tier, str) else when.tier
     return (
         (tiers is None or tier in tiers)
-        and (when.class_ is None or when.class_ in classes)
         and (when.kind is None or when.kind == kind)
         and (when.table is None or when.table in tables)
     )
@@ -102,7 +130,7 @@ def matches(when: When, *, tier: str, classes: Iterable[str], kind: str, tables:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """
-    What is known when a statement is run: `rows` and `share` only once it has been.
+    What is known when a statement is run: `rows`, `share` and `reached` (classes) only once it has been.
 
     A confidence that was not said is none: leaving it out must not open a gate.
     """
@@ -111,6 +139,10 @@ class Facts:
     confidence: float | None = None
     rows: int | None = None
     share: float | None = None
+    #: Of the tables that the statement names.
+    classes: tuple[str, ...] = ()
+    #: Of all tables that it changed.
+    reached: tuple[str, ...] | None = None
 
 
 def holds(when: When, facts: Facts) -> bool | None:
@@ -119,12 +151,21 @@ def holds(when: When, facts: Facts) -> bool | None:
         return False
     if not _in_time(when, facts.now):
         return False
+    is_reached = _has_class(when, facts)
+    if not is_reached:
+        return is_reached
     for condition, value in ((when.rows, facts.rows), (when.share, facts.share)):
         if condition is not None and value is None:
             return None
         if condition is not None and value is not None and not compare(condition, value):
             return False
     return True
+
+
+def _has_class(when: When, facts: Facts) -> bool | None:
+    if when.class_ is None or when.class_ in facts.classes:
+        return True
+    return None if facts.reached is None else when.class_ in facts.reached
 
 
 _WEEK = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

@@ -203,13 +203,16 @@ class Executor:
         step = self.planner.step(run.decision, run.params, run.action)
         if self.stage is not None:
             self.stage.add(step, run.decision, ruling)
+            plans.note_sequences(self.connection, run.action)
             return _End()
         return self._redeemed(self.planner.draft(Stage([step], [run.decision], [ruling])), run.action)
 
     def _redeemed(self, draft: Draft, only: int | None, plan: int | None = None) -> "_End":
         """Take an approval; if there is none for these rows, say what the run is that has to be rolled back."""
         taken = self.planner.redeem(draft, only, plan)
-        return _End(draft, None if taken.is_equal else plans.outcome(self.connection, only), taken)
+        return _End(
+            draft, None if taken.is_equal else plans.outcome(self.connection, only, draft.steady), taken
+        )
 
     def _end(self, end: "_End", *, own: bool) -> int | None:
         """Commit and return the plan that this was; or roll back, and raise ApprovalRequired or Drift."""
@@ -230,7 +233,7 @@ class Executor:
         draft = self.planner.draft(Stage([step], [run.decision], [ruling] if ruling else []))
         outcome = Outcome("approve", statement=step.statement)
         if run.dry_run:
-            found = plans.outcome(self.connection, run.action)
+            found = plans.outcome(self.connection, run.action, None)
             return recorded(run, self.planner, outcome, draft, found)
         if own:
             self.connection.execute("BEGIN READ WRITE")

@@ -21,12 +21,11 @@ from sqlguard.plan import (
     Draft,
     Stage,
     Step,
-    approval_required,
-    drift,
     over_the_cap,
     refused,
     ruling_of,
 )
+from sqlguard.plan_told import approval_required, drift
 from sqlguard.policy import Policy, late
 from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.verdict import Effect
@@ -62,7 +61,8 @@ class Planner:
 
     def weigh(self, decision: Decision, confidence: float | None, action: int) -> Ruling:
         """Return what the rows say. Raises Refused where a gate refuses."""
-        measured = plans.weigh(self.work, action, share=late.wants_share(decision.verdict.gates))
+        share = late.wants_share(decision.verdict.gates)
+        measured = plans.weigh(self.work, action, self.policy, share=share)
         return self.judged(decision, confidence, measured)
 
     def judged(self, decision: Decision, confidence: float | None, measured: Measured) -> Ruling:
@@ -92,10 +92,7 @@ class Planner:
         return stage.draft(self.role, self.policy, self.search_path())
 
     def redeem(self, draft: Draft, only: int | None, plan: int | None = None) -> plans.Redeemed:
-        hashed = None if plan is not None else draft.statement_hash
-        return plans.redeem(
-            self.work, plan=plan, statement_hash=hashed, only=only, first=draft.steps[0].action
-        )
+        return plans.redeem(self.work, draft, only, plan)
 
     def stopped(self, draft: Draft, found: plans.RunOutcome, taken: plans.Redeemed) -> SqlguardError:
         """Keep the plan of a run that has been rolled back; return what the agent is told."""

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from sqlguard.errors import ApprovalRequired, Refused
-from sqlguard.plan import Affected, Draft, with_differences
+from sqlguard.plan import Affected, Draft, classes_of
+from sqlguard.plan_told import with_differences
+from sqlguard.policy import Policy
 from sqlguard.policy.late import Measured
 from sqlguard.postgres.journal import translated
 from sqlguard.task import ROLE_PREFIX
@@ -27,6 +30,8 @@ STATES = ("open", "approved", "rejected", "expired", "superseded", "committed")
 BEGIN = "SELECT sqlguard.begin_plan()"
 #: Deferred constraints would fail at COMMIT: a preview has to fail on them too.
 FORCE = "SELECT sqlguard.force_constraints()"
+#: Of one action, or the whole transaction, with what `plan.steady` says of it.
+OUTCOME = "SELECT * FROM sqlguard.plan_outcome(%s, %s::jsonb)"
 # Nothing was changed that a crash could make it miss: its commit need not wait for the disk, and what waits for it
 # (an approval) has it written too.
 _PREVIEWED = """
@@ -77,10 +82,11 @@ class Plan:
         return with_differences(self.document)
 
 
-def measured(text: str) -> Measured:
+def measured(text: str, policy: Policy) -> Measured:
     """Read what `sqlguard.weigh` says."""
     found = json.loads(text)
-    return Measured(int(found["rows"]), found["share"], tuple(found["excess"]))
+    classes = classes_of(found["tables"], policy)
+    return Measured(int(found["rows"]), found["share"], tuple(found["excess"]), classes)
 
 
 def redeemed(text: str) -> Redeemed:
@@ -89,9 +95,14 @@ def redeemed(text: str) -> Redeemed:
     return Redeemed(found.get("plan"), bool(found.get("equal")), found.get("report"))
 
 
-def weigh(conn: Connection, action: int | None, *, share: bool) -> Measured:
+def weigh(conn: Connection, action: int | None, policy: Policy, *, share: bool) -> Measured:
     """Return what *action* (None: the whole transaction) has changed since `BEGIN`."""
-    return measured(_one(conn, "SELECT sqlguard.weigh(%s, %s)", [action, share])[0])
+    return measured(_one(conn, "SELECT sqlguard.weigh(%s, %s)", [action, share])[0], policy)
+
+
+def note_sequences(conn: Connection, action: int) -> None:
+    """After a statement of a block that becomes one plan: which sequences it moved."""
+    conn.execute("SELECT sqlguard.note_sequences(%s)", [action])
 
 
 def affected(conn: Connection, action: int) -> tuple[Affected, ...]:
@@ -104,17 +115,22 @@ def affected(conn: Connection, action: int) -> tuple[Affected, ...]:
     return tuple(Affected(*row) for row in found)
 
 
-def outcome(conn: Connection, action: int | None) -> RunOutcome:
-    """Return all that a plan has to say of *action*, or of the whole transaction."""
-    return RunOutcome(*_one(conn, "SELECT * FROM sqlguard.plan_outcome(%s)", [action]))
+def outcome_text(action: int | None, known: str | None) -> str:
+    """Return the query for all that a plan says of a run; *known* as in `plan.steady`."""
+    text = sql.SQL("SELECT outcome, signed FROM sqlguard.plan_outcome({}, {}::jsonb)")
+    return text.format(sql.Literal(action), sql.Literal(known)).as_string()
 
 
-def redeem(
-    conn: Connection, *, plan: int | None, statement_hash: str | None, only: int | None, first: int
-) -> Redeemed:
+def outcome(conn: Connection, action: int | None, steady: str | None) -> RunOutcome:
+    """Return all that a plan has to say of *action*, or of the whole transaction; *steady* as in `plan.steady`."""
+    return RunOutcome(*_one(conn, OUTCOME, [action, steady]))
+
+
+def redeem(conn: Connection, draft: Draft, only: int | None, plan: int | None) -> Redeemed:
     """Take the approval of *plan*, or of the newest for the same statements; used up when this commits."""
-    values = [plan, statement_hash, only, first]
-    return redeemed(_one(conn, "SELECT sqlguard.redeem_plan(%s, %s, %s, %s)", values)[0])
+    hashed = None if plan is not None else draft.statement_hash
+    values = [plan, hashed, only, draft.steps[0].action, draft.steady]
+    return redeemed(_one(conn, "SELECT sqlguard.redeem_plan(%s, %s, %s, %s, %s::jsonb)", values)[0])
 
 
 def record(conn: Connection, draft: Draft, found: RunOutcome, drift_of: int | None = None) -> int:

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from sqlguard.budget import ResultLimits
 from sqlguard.errors import SqlguardError
 from sqlguard.journal import Intent
-from sqlguard.plan import Decision, Draft, Outcome, Stage, affected_of, measured_of
+from sqlguard.plan import Decision, Draft, Outcome, Stage, affected_of, measured_of, steady
 from sqlguard.postgres import plans
 from sqlguard.postgres.plan_run import Planner
 from sqlguard.postgres.result_limits import keep_to
@@ -50,7 +50,9 @@ def preview(run: Run, planner: Planner, limits: ResultLimits | None) -> tuple[Ou
     try:
         outcome, found = _tried(run, planner, own=own)
         keep_to(limits, outcome)
-        ruling = planner.judged(run.decision, run.intent.confidence, measured_of(found.report))
+        ruling = planner.judged(
+            run.decision, run.intent.confidence, measured_of(found.report, planner.policy)
+        )
     except BaseException as fault:
         if own and conn.info.transaction_status != TransactionStatus.IDLE:
             conn.execute("ROLLBACK")
@@ -96,7 +98,7 @@ def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any
         conn.execute(plans.BEGIN)
         answer = psycopg.RawCursor(conn).execute(run.decision.text.encode(), run.params)
         conn.execute(plans.FORCE)
-        said = conn.execute("SELECT * FROM sqlguard.plan_outcome(%s)", [run.action])
+        said = conn.execute(plans.OUTCOME, [run.action, steady([(run.action, run.decision)])])
         conn.execute(closing.encode())
     row = said.fetchone()
     assert row is not None  # noqa: S101 (the function gives one row)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision
+from sqlguard.postgres import plans
 from sqlguard.postgres.plans import BEGIN, FORCE
-from sqlguard.proxy.plans import outcome_text
+from sqlguard.proxy.plans import note_text, outcome_text
 from sqlguard.proxy.report import (
     WRITABLE,
     affected,
@@ -32,7 +33,7 @@ SAVEPOINT = "sqlguard_preview"
 
 async def preview(session: "AgentSession", decision: Decision, action: int) -> Expect:
     """Send one statement as a dry run and tell what came of it; the caller says ReadyForQuery."""
-    before, report, after = _around(session, action)
+    before, report, after = _around(session, decision, action)
     then = [(FORCE, Part.SWALLOW), (report, Part.CAPTURE), *((text, Part.SWALLOW) for text in after)]
     text, expect = around(decision, before, Part.HOLD, then)
     is_alone = not session.dry_block
@@ -59,7 +60,9 @@ async def end_block(session: "AgentSession") -> bytes | None:
     """
     if session.books.status == b"E":
         return None
-    report = await session.ask(f"{FORCE}; {outcome_text(None)}", Part.SWALLOW, Part.CAPTURE)
+    report = await session.ask(
+        f"{FORCE}; {plans.outcome_text(None, session.plans.stage.steady)}", Part.SWALLOW, Part.CAPTURE
+    )
     if report.failed is None:
         await session.plans.tell_block(report.captured[0])
     return report.failed
@@ -81,11 +84,12 @@ async def _tell(
     session.client.write(plan_notice(report, action, plan, session.encoding) + held)
 
 
-def _around(session: "AgentSession", action: int) -> tuple[list[str], str, list[str]]:
+def _around(session: "AgentSession", decision: Decision, action: int) -> tuple[list[str], str, list[str]]:
     """Return what comes before the statement, the report, and what comes after it."""
-    if not session.in_block:
-        return [WRITABLE, claim(action), BEGIN], outcome_text(action), ["ROLLBACK"]
     if session.dry_block:
-        return [claim(action), *session.plans.begin()], changes(action), []
+        return [claim(action), *session.plans.begin()], changes(action), [note_text(action)]
+    report = outcome_text(decision, action)
+    if not session.in_block:
+        return [WRITABLE, claim(action), BEGIN], report, ["ROLLBACK"]
     back = [f"ROLLBACK TO {SAVEPOINT}", f"RELEASE {SAVEPOINT}"]
-    return [f"SAVEPOINT {SAVEPOINT}", claim(action), BEGIN], outcome_text(action), back
+    return [f"SAVEPOINT {SAVEPOINT}", claim(action), BEGIN], report, back

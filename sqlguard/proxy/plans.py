@@ -17,14 +17,14 @@ from sqlguard.plan import (
     Draft,
     Stage,
     Step,
-    approval_required,
-    drift,
     may_go_over,
     measured_of,
     over_the_cap,
     refused,
     ruling_of,
+    steady,
 )
+from sqlguard.plan_told import approval_required, drift
 from sqlguard.policy import late
 from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.verdict import Effect
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
 _HEADER_BYTES = 5
-_REDEEM = "SELECT sqlguard.redeem_plan(NULL, $1::text, $2::bigint, $3::bigint)"
+_REDEEM = "SELECT sqlguard.redeem_plan(NULL, $1::text, $2::bigint, $3::bigint, $4::jsonb)"
 Ask = Callable[..., Awaitable[Expect]]
 
 
@@ -49,10 +49,14 @@ def weigh_text(action: int, *, share: bool) -> str:
     return f"SELECT sqlguard.weigh({action:d}, {'true' if share else 'false'})"
 
 
-def outcome_text(action: int | None) -> str:
-    """Return the query for all that a plan says of a run."""
-    only = "NULL" if action is None else f"{action:d}"
-    return f"SELECT outcome, signed FROM sqlguard.plan_outcome({only})"  # noqa: S608 (a number)
+def outcome_text(decision: Decision, action: int) -> str:
+    """Return the query for all that a plan says of one statement's run."""
+    return plans.outcome_text(action, steady([(action, decision)]))
+
+
+def note_text(action: int) -> str:
+    """Return what notes the sequences that a statement of a block has moved."""
+    return f"SELECT sqlguard.note_sequences({action:d})"
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Plans:
         portal: "Portal | None" = None,
     ) -> Weighed:
         """Decide over a write that was run; *ask* runs a statement of ours in its transaction."""
-        measured = plans.measured(self._text(weight[0]))
+        measured = plans.measured(self._text(weight[0]), self.policy)
         ruling = self.ruling(decision, measured)
         assert ruling is not None  # noqa: S101 (everything is known)
         if ruling.effect is Effect.REFUSE:
@@ -158,16 +162,14 @@ class Plans:
 
     async def redeem(self, draft: Draft, only: int | None, ask: Ask) -> Weighed:
         """Take an approval for what was run; if there is none for these rows, read what the run is."""
-        first = draft.steps[0].action
-        asked = await ask(
-            self._session, _REDEEM, draft.statement_hash, None if only is None else str(only), str(first)
-        )
+        first, one = str(draft.steps[0].action), None if only is None else str(only)
+        asked = await ask(self._session, _REDEEM, draft.statement_hash, one, first, draft.steady)
         if asked.failed is not None:
             return Weighed(fault=self._failed(asked))
         taken = plans.redeemed(self._text(asked.captured[0]))
         if taken.is_equal:
             return Weighed(plan=taken.plan, taken=taken)
-        asked = await ask(self._session, outcome_text(only))
+        asked = await ask(self._session, plans.outcome_text(only, draft.steady))
         if asked.failed is not None:
             return Weighed(fault=self._failed(asked))
         return Weighed(draft=draft, found=self.outcome(asked.captured[0]), taken=taken)
@@ -190,7 +192,7 @@ class Plans:
     ) -> tuple[int | None, dict[str, Any]]:
         """Store the plan of a statement that was run for show; return its id and its report. Raises Refused."""
         found = self.outcome(row)
-        ruling = self.ruling(decision, measured_of(found.report))
+        ruling = self.ruling(decision, measured_of(found.report, self.policy))
         assert ruling is not None  # noqa: S101 (everything is known)
         if ruling.effect is Effect.REFUSE:
             raise refused(ruling)
@@ -243,7 +245,8 @@ async def excess(
     session: "AgentSession", decision: Decision, portal: "Portal | None" = None
 ) -> SqlguardError | None:
     """Count what a write would change, if no approval could let it go over its cap; return why it may not run."""
-    if decision.count is None or session.said(decision).idempotency_key:
+    # To make the count costs a good part of what a decision does.
+    if session.said(decision).idempotency_key or decision.count is None:
         return None
     asked = own.count(session, decision.count, portal)
     if portal is None:
@@ -300,7 +303,7 @@ async def inside(session: "AgentSession", decision: Decision, action: int, *, ho
     """
     planner = session.plans
     if planner.is_staging:
-        expect = await _run(session, decision, [claim(action), *planner.begin()], [])
+        expect = await _run(session, decision, [claim(action), *planner.begin()], [note_text(action)])
         if expect.failed is None:
             planner.add(decision, action)
         return _let_go(session, expect, hold=hold)

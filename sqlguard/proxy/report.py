@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlguard.plan import Decision, measured_of, told, with_differences
+from sqlguard.plan import Decision, changed_rows
+from sqlguard.plan_told import told, with_differences
 from sqlguard.proxy import copies
 from sqlguard.wire.messages import DataRow
 from sqlguard.wire.replies import Expect, Part, Reply
@@ -58,7 +59,7 @@ def dry_run_notice(captured: list[bytes], action: int | None, encoding: str) -> 
 def plan_notice(report: Mapping[str, Any], action: int | None, plan: int | None, encoding: str) -> bytes:
     """Return the NOTICE that reports a dry run whose plan was kept."""
     kept = "" if plan is None else f"; plan {plan}"
-    found = {"action": action, "plan": plan, "affected_rows": measured_of(report).rows}
+    found = {"action": action, "plan": plan, "affected_rows": changed_rows(report)}
     document = json.dumps({**found, **with_differences(report)})
     text = f"dry run, rolled back: {told(report)}{kept}"
     return notice_response("NOTICE", "00000", text, detail=document, encoding=encoding)

@@ -14,7 +14,7 @@ from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
 from sqlguard.proxy import again, copies, own, repeats
 from sqlguard.proxy.names import Names
-from sqlguard.proxy.plans import ask_inside, excess, outcome_text, weigh_text
+from sqlguard.proxy.plans import ask_inside, excess, note_text, outcome_text, weigh_text
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.report import (
     WRITABLE,
@@ -212,6 +212,7 @@ class Steps(ABC):
         for text in session.plans.begin():
             own.send(session, text)
         expect = await self._sent(portal, raw, Expect(Reply.EXECUTE))
+        own.send(session, note_text(portal.action or 0))
         await session.barrier()
         if expect.failed is None:
             session.plans.add(portal.decision, portal.action or 0, portal)
@@ -330,7 +331,7 @@ class Steps(ABC):
         """Tell what a block of a dry run would have changed; False if its COMMIT would have failed."""
         session = self._session
         own.send(session, plans.FORCE)
-        report = own.send(session, outcome_text(None))
+        report = own.send(session, plans.outcome_text(None, session.plans.stage.steady))
         await session.barrier()
         if report.failed is not None:
             return False
@@ -341,7 +342,7 @@ class Steps(ABC):
         """Run, force deferred constraints, read what changed, roll back; then tell."""
         session = self._session
         await session.barrier()
-        savepoint = session.in_block and not session.dry_block
+        action, savepoint = portal.action or 0, session.in_block and not session.dry_block
         if savepoint:
             own.send(session, "SAVEPOINT sqlguard_preview")
         for text in session.plans.begin() if session.dry_block else (plans.BEGIN,):
@@ -349,14 +350,15 @@ class Steps(ABC):
         held = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
         own.send(session, plans.FORCE)
         is_part = session.dry_block
-        report = own.send(session, changes(portal.action) if is_part else outcome_text(portal.action))
+        report = own.send(session, changes(action) if is_part else outcome_text(portal.decision, action))
+        if is_part:
+            own.send(session, note_text(action))
         if savepoint:
             own.send(session, "ROLLBACK TO sqlguard_preview")
             own.send(session, "RELEASE sqlguard_preview")
         elif not session.in_block:
             own.send(session, "ROLLBACK")
         await session.barrier()
-        action = portal.action or 0
         self._forget(action)
         if report.failed is not None:
             session.operator.event(action, "failed", {"sqlstate": sqlstate(held.failed or report.failed)})

@@ -39,11 +39,11 @@ def counting(statement: Statement, most: int) -> Count | None:
     name, joined = _NODES[statement.kind]
     parsed = postgast.parse(statement.text)
     node = getattr(parsed.stmts[0].stmt, name)
-    if getattr(node, joined) or any(isinstance(part, pg.CurrentOfExpr) for part in _parts(node)):
+    if getattr(node, joined) or any(isinstance(part, pg.CurrentOfExpr) for part in everything(node)):
         return None
     select = _select(node)
     numbers: dict[int, int] = {}
-    for part in _parts(select):
+    for part in everything(select):
         if isinstance(part, pg.ParamRef):
             part.number = numbers.setdefault(part.number, len(numbers) + 1)
     made = pg.ParseResult(version=parsed.version)
@@ -71,8 +71,8 @@ def _is_repeatable(call: Call) -> bool:
     return all(entry.volatility != "v" for entry in found)
 
 
-def _parts(message: Any) -> Iterator[Any]:
+def everything(message: Any) -> Iterator[Any]:
     """Yield *message* and all messages in it."""
     yield message
     for part in parts(message):
-        yield from _parts(part)
+        yield from everything(part)
