@@ -1,13 +1,17 @@
 """`journal export` and `journal follow`: the journal for other systems."""
 
+import base64
+import hashlib
+import hmac
+import http.client
 import json
-import sys
+import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import psycopg
 import typer
@@ -15,7 +19,7 @@ from psycopg import sql
 
 from sqlguard.cli.common import Dsn, Json, operator
 from sqlguard.cli.history import aware, group
-from sqlguard.cli.output import err, plain, print_json, print_rows
+from sqlguard.cli.output import err, plain, print_json, print_json_line, print_rows
 from sqlguard.errors import NotConfigured
 from sqlguard.postgres import feed as feeding
 from sqlguard.postgres.journal import filters
@@ -26,6 +30,7 @@ _FIRST, _LONGEST = 0.5, 60.0
 _PATIENCE = 10.0
 #: Seconds after which the journal is looked at without a notification.
 _LOOK = 5.0
+SECRET_VARIABLE = "SQLGUARD_WEBHOOK_SECRET"  # noqa: S105 (its name)
 
 
 def export(
@@ -49,7 +54,7 @@ def export(
     wanted = filters(task=task, agent=agent, table=table, row=row, since=aware(since), until=aware(until))
     with operator(dsn) as conn:
         for document in feeding.export(conn, wanted, rows=rows):
-            _line(document)
+            print_json_line(document)
 
 
 def follow(
@@ -76,6 +81,8 @@ def follow(
     Follow the journal as CloudEvents: JSON lines, or posted to a webhook. At least once, in each task's order.
 
     Example: sqlguard journal follow siem --webhook https://siem.example/events
+
+    Posts are signed with SQLGUARD_WEBHOOK_SECRET, where it is set, as standardwebhooks.com says.
 
     Example: sqlguard journal follow approvers --approvals --webhook https://chat.example/hook
     """
@@ -117,38 +124,74 @@ def _run(
 
 def _print(events: list[dict[str, Any]]) -> None:
     for event in events:
-        _line(event)
+        print_json_line(event)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A POST that is redirected would arrive without its body, and wherever the receiver wants us to knock."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _poster(url: str) -> Callable[[list[dict[str, Any]]], None]:
     """Return what posts a batch and does not come back before the receiver has taken it."""
+    key = _key(os.environ.pop(SECRET_VARIABLE, ""))
+    # The rest of an address is often all that its receiver asks for, and this goes to logs.
+    shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname}/…"
 
     def post(events: list[dict[str, Any]]) -> None:
         body = json.dumps(events, default=plain, ensure_ascii=False).encode()
-        request = urllib.request.Request(  # noqa: S310 (the scheme was looked at)
-            url, body, {"Content-Type": "application/cloudevents-batch+json; charset=UTF-8"}
-        )
         wait = _FIRST
-        while (problem := _posted(request)) is not None:
-            err.print(f"not delivered to {url}: {problem}; again in {wait:g} s", markup=False)
+        while (problem := _posted(url, body, key)) is not None:
+            err.print(f"not delivered to {shown}: {problem}; again in {wait:g} s", markup=False)
             time.sleep(wait)
             wait = min(wait * 2, _LONGEST)
 
     return post
 
 
-def _posted(request: urllib.request.Request) -> str | None:
-    """Post once; return what went wrong."""
+def _key(secret: str) -> bytes:
+    if not secret.startswith("whsec_"):
+        return secret.encode()
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE):  # noqa: S310
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        raise NotConfigured(
+            f"{SECRET_VARIABLE} can't be read",
+            hint="behind `whsec_` it is base64; any other text is taken as it is",
+        ) from None
+
+
+def signed(key: bytes, body: bytes, at: int) -> dict[str, str]:
+    """
+    Return the headers by which a receiver knows us, https://www.standardwebhooks.com: an HMAC of all three.
+
+    The id is the body's, so a batch that is posted again has the same one.
+    """
+    name = f"msg_{hashlib.sha256(body).hexdigest()[:32]}"
+    mark = hmac.digest(key, f"{name}.{at}.".encode() + body, "sha256")
+    return {
+        "webhook-id": name,
+        "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{base64.b64encode(mark).decode()}",
+    }
+
+
+def _posted(url: str, body: bytes, key: bytes) -> str | None:
+    """Post once; return what went wrong."""
+    headers = {"Content-Type": "application/cloudevents-batch+json; charset=UTF-8"}
+    if key:
+        headers |= signed(key, body, int(time.time()))
+    request = urllib.request.Request(url, body, headers)  # noqa: S310 (the scheme was looked at)
+    try:
+        with _OPENER.open(request, timeout=_PATIENCE):
             return None
-    except (urllib.error.URLError, OSError) as fault:
-        return str(fault)
-
-
-def _line(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, default=plain, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    except (OSError, http.client.HTTPException) as fault:
+        return f"{type(fault).__name__}: {fault}"
 
 
 def _list(conn: psycopg.Connection[Any], *, as_json: bool) -> None:

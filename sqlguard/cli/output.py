@@ -15,28 +15,42 @@ from rich.table import Table
 
 from sqlguard.errors import SqlguardError
 
-#: What a terminal obeys instead of showing it, and marks that turn the order of text round. Statements, reasons and
-#: values are an agent's words, and a person decides by what is on the screen.
+#: What a terminal obeys instead of showing it, marks that turn the order of text round, and characters that nobody
+#: sees. Statements, reasons and values are an agent's words, and a person decides by what is on the screen.
 _UNSEEN = {
-    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"  # noqa: PLR2004 (one byte)
+    code: chr(code).encode("unicode_escape").decode()
     for code in (
         *range(9),
         *range(11, 32),
         *range(127, 160),
+        0x00AD,
         0x061C,
+        0x115F,
+        0x1160,
+        0x180E,
+        0x200B,
         0x200E,
         0x200F,
-        *range(0x202A, 0x202F),
-        *range(0x2066, 0x206A),
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x2070),
+        0x3164,
+        0xFEFF,
+        *range(0xFFF9, 0xFFFC),
+        *range(0xE0000, 0xE0080),
     )
 }
 
-_UNSEEN_JSON = {code: f"\\u{code:04x}" for code in _UNSEEN if code > 32}  # noqa: PLR2004 (the blank)
+_UNSEEN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _UNSEEN if code > 32}  # noqa: PLR2004 (the blank)
 
 
 def visible(text: str) -> str:
     """Return *text* with an escape for each character that a terminal would not show as itself."""
     return text.replace("\r\n", "\n").translate(_UNSEEN)
+
+
+def inset(text: str, by: int = 2) -> str:
+    """Return *text* with every line moved in: no line of an agent's words then looks like one of ours."""
+    return "\n".join(" " * by + line for line in visible(text).split("\n"))
 
 
 class _Screen(Console):
@@ -75,9 +89,16 @@ def plain(value: object) -> object:  # noqa: PLR0911 (one line per type)
 
 def print_json(value: object) -> None:
     """Print one JSON document; what a terminal would not show as itself is escaped, as JSON has it."""
-    text = json.dumps(value, default=plain, ensure_ascii=False, indent=2)
     # Below the blank JSON has escaped everything itself, but for the line ends of its own.
+    text = json.dumps(value, default=plain, ensure_ascii=False, indent=2)
     sys.stdout.write(text.translate(_UNSEEN_JSON) + "\n")
+
+
+def print_json_line(value: object) -> None:
+    """Print one document of JSON lines, at once."""
+    text = json.dumps(value, default=plain, ensure_ascii=False)
+    sys.stdout.write(text.translate(_UNSEEN_JSON) + "\n")
+    sys.stdout.flush()
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
@@ -125,9 +146,8 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
     """Print `name  value` lines; whole, unless a terminal has to show them."""
     width = max((len(name) for name in pairs), default=0)
     for name, value in pairs.items():
-        out.print(
-            f"[bold]{escape(name):<{width}}[/bold]  {escape(_short(value) if out.is_terminal else _text(value))}"
-        )
+        text = inset(_short(value) if out.is_terminal else _text(value), width + 2).lstrip(" ")
+        out.print(f"[bold]{escape(name):<{width}}[/bold]  {escape(text)}")
 
 
 def print_error(fault: SqlguardError, *, as_json: bool) -> None:

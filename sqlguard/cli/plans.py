@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from typing import Annotated, Any
 
 import psycopg
@@ -210,7 +209,7 @@ def shortened(before: str, after: str) -> tuple[str, str]:
     """Return so much of two values that a line stays readable, from shortly before the first difference on."""
     if max(len(before), len(after)) <= _LENGTH:
         return before, after
-    same = len(commonprefix((before, after)))
+    same = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
     start = 0 if same < _LENGTH // 2 else same - _LENGTH // 4
 
     def part(text: str) -> str:

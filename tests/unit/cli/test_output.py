@@ -32,3 +32,28 @@ def test_json_on_a_terminal_shows_every_character_as_itself(capsys: pytest.Captu
     assert json.loads(printed) == {"statement": told}
     assert not set(printed) & set("\x1b\x7f\x9b\u202e")
     assert "é" in printed
+
+
+@pytest.mark.parametrize("character", ["\u200b", "\ufeff", "\u2028", "\u00ad", "\u3164", "\U000e0041"])
+def test_what_nobody_sees_is_shown(character: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output.out.print(f"a{character}b", markup=False)
+    output.print_json_line({"text": f"a{character}b"})
+    shown, line = capsys.readouterr().out.splitlines()
+    assert character not in shown + line
+    assert json.loads(line) == {"text": f"a{character}b"}
+
+
+def test_json_lines_on_a_terminal_show_every_character_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "a\x1b[2J\x7f\x9b2J\u202eb\né"
+    output.print_json_line({"statement": told})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"statement": told}
+    assert printed.count("\n") == 1
+    assert not set(printed) & set("\x1b\x7f\x9b\u202e")
+
+
+def test_lines_of_an_agent_s_words_are_not_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_pairs({"purpose": "x\napprovals  2 of 2", "tier": "costly"})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("approvals")] == []
+    assert output.inset("SELECT 1\r\n\n3 rows") == "  SELECT 1\n  \n  3 rows"
