@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,44 @@ def _has_psql(wired_world: Wired) -> None:
         pytest.skip("these binaries come without psql")
 
 
+#: The family of \d: what needs no more than the catalog. `\dconfig` is there since 15.
+DESCRIBING = (
+    "\\d", "\\d+", "\\d orders", "\\d+ customers", "\\dt+", "\\di+", "\\dv+", "\\ds+", "\\df", "\\df+", "\\dn+", "\\dp",
+    "\\dp orders", "\\ddp", "\\du+", "\\dT+", "\\dx+", "\\dD", "\\dc", "\\dC", "\\do+", "\\da", "\\dA+", "\\dL", "\\dP",
+    "\\dRp", "\\dO", "\\dF+", "\\dFd", "\\dFp", "\\dFt", "\\dm", "\\dE", "\\dS pg_class", "\\l", "\\sf+ lower(text)", "\\z",
+    "\\encoding", "\\dconfig work_mem", "\\dg", "\\det", "\\des", "\\dew", "\\dy", "\\dX", "\\dAc", "\\dAf", "\\dAo", "\\dAp",
+)  # fmt: skip
+
+
 def test_describing(wired_world: Wired, agent: Agent) -> None:
-    said = psql(
-        wired_world,
-        agent,
-        "\\d\n\\d orders\n\\d+ customers\n\\dt\n\\df\n\\l\n\\dn\n\\du\n\\dp orders\n\\conninfo\n\\dT\n\\di\n",
-    )
+    """As the same role sees it without the guard between, byte for byte."""
+    script = "".join(f"\\echo {word.replace(chr(92), '')}\n{word}\n" for word in DESCRIBING)
+    said = psql(wired_world, agent, script)
     assert "orders_customer_id_fkey" in said
-    assert "customers_pkey" in said
+    assert said == psql(wired_world, replace(agent, port=wired_world.database.server.port), script)
+
+
+def test_what_shows_more_than_the_schema(wired_world: Wired, agent: Agent) -> None:
+    for word in ("\\db", "\\dl", "\\dRs", "\\drds"):
+        said = psql(wired_world, agent, f"{word}\n", stop=False)
+        assert "this needs an approval" in said, word
+    assert "shows more than the database's schema" in psql(wired_world, agent, "\\deu\n", stop=False)
+
+
+def test_pg_dump_is_told_no(wired_world: Wired, agent: Agent) -> None:
+    """It switches time-outs and row security off and reads the columns that the guard keeps: it is the operator's."""
+    done = subprocess.run(
+        [str(wired_world.database.server.bindir / "pg_dump"), "--schema=public", agent.dsn],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "HINT" in done.stderr
+    assert wired_world.outcomes(agent) == ["refused"]
+    said = psql(wired_world, agent, "BEGIN;\nLOCK TABLE orders IN ACCESS SHARE MODE;\n", stop=False)
+    assert "LOCK acts on the server or on other sessions" in said
 
 
 def test_statements_and_their_tags(wired_world: Wired, agent: Agent) -> None:
