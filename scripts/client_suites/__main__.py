@@ -20,7 +20,7 @@ import psycopg
 import trustme
 
 from scripts.client_suites.fetch import Missing
-from scripts.client_suites.frameworks import Alembic, Django, DjangoPart, Programs
+from scripts.client_suites.frameworks import Alembic, Django, DjangoPart, DjangoPool, Programs
 from scripts.client_suites.jdbc import Jdbc, JdbcProgram
 from scripts.client_suites.node import NodePackages, NodePostgres
 from scripts.client_suites.suites import (
@@ -78,6 +78,10 @@ def main() -> int:
         except Missing as fault:
             print(f"{suite.name} {suite.version}: not run, {fault}")
             continue
+        except subprocess.TimeoutExpired as fault:
+            print(f"{suite.name} {suite.version}: not at its end after {fault.timeout:.0f} s")
+            status = 1
+            continue
         report.append(found)
         status = status or int(bool(found["unexplained"]))
     if options.json:
@@ -116,6 +120,7 @@ def _suites(folder: Path, version: str) -> list[Suite]:
         SqlalchemyAsyncpg(folder),
         Django(folder),
         DjangoPart(folder),
+        DjangoPool(folder),
         Alembic(folder),
         Jdbc(folder),
         JdbcProgram(folder),

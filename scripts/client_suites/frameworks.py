@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psycopg
@@ -21,6 +21,7 @@ def _database(name):
         "PASSWORD": {password!r},
         "NAME": name,
         "TEST": {{"NAME": name}},
+        "OPTIONS": {options!r},
     }}
 
 
@@ -42,6 +43,9 @@ class Django(Suite):
         "schema", "select_for_update", "transaction_hooks", "update",
     )  # fmt: skip
 
+    #: Of its connections.
+    options: Mapping[str, object] = {}
+
     def prepare(self) -> None:
         self.source = fetch.sdist("Django", self.version, self.folder)
         self.python = fetch.environment(
@@ -57,7 +61,13 @@ class Django(Suite):
 
     def run(self, place: Place, out: Path) -> Results:
         out.mkdir(parents=True, exist_ok=True)
-        text = _DJANGO.format(port=place.port, user=place.user, password=place.password, dbname=place.dbname)
+        text = _DJANGO.format(
+            port=place.port,
+            user=place.user,
+            password=place.password,
+            dbname=place.dbname,
+            options=self.options,
+        )
         (out / "settings_of_run.py").write_text(text, encoding="utf-8")
         words = [str(self.python), "runtests.py", "--settings=settings_of_run", "--keepdb", "--noinput"]
         words += ["--parallel=1", "--verbosity=2", *self.labels]
@@ -75,6 +85,16 @@ class Django(Suite):
         if not found:
             raise fetch.Missing(f"no test has run, see {out}/log")
         return found
+
+
+class DjangoPool(Django):
+    """The same with connections from psycopg's pool."""
+
+    name, labels, options = (
+        "Django, pool",
+        ("backends", "basic", "transactions", "transaction_hooks"),
+        {"pool": True},
+    )
 
 
 class DjangoPart(Django):

@@ -77,6 +77,17 @@ class Jdbc(_Java):
             conn.execute(f"CREATE EXTENSION {extension}".encode())
 
     def run(self, place: Place, out: Path) -> Results:
+        found = self._console(place, out, f"--scan-classpath={self.classes}")
+        if not found:
+            raise fetch.Missing(f"no test has run, see {out}.log")
+        return found
+
+    def again(self, place: Place, out: Path, tests: Sequence[str]) -> Results:
+        classes = sorted({test.partition("::")[0] for test in tests})
+        found = self._console(place, out.with_name("again"), *(f"--select-class={name}" for name in classes))
+        return {test: found[test] for test in tests if test in found}
+
+    def _console(self, place: Place, out: Path, *what: str) -> Results:
         told = {
             "server": "localhost",
             "port": place.port,
@@ -86,8 +97,9 @@ class Jdbc(_Java):
             "privilegedUser": place.user,
             "privilegedPassword": place.password,
         }
-        words = ["java", *(f"-D{name}={value}" for name, value in told.items()), "-cp", self.path]
-        words += ["org.junit.platform.console.ConsoleLauncher", f"--scan-classpath={self.classes}"]
+        words = ["java", "-Xmx1500m", *(f"-D{name}={value}" for name, value in told.items())]
+        words += ["-cp", f"{self.path}:{self.source / 'src/test/resources'}"]
+        words += ["org.junit.platform.console.ConsoleLauncher", *what]
         words += ["--details=none", "--disable-banner", f"--reports-dir={out}"]
         with out.with_suffix(".log").open("w") as log:
             subprocess.run(
@@ -96,8 +108,6 @@ class Jdbc(_Java):
         found: Results = {}
         for report in sorted(out.glob("TEST-*.xml")):
             found |= junit(report)
-        if not found:
-            raise fetch.Missing(f"no test has run, see {out}.log")
         return found
 
 

@@ -22,7 +22,8 @@ REASONS = {
         "counts how much it could send before it heard of an error: on a busy machine that may be everything"
     ),
 }
-LIMIT = 1500
+#: Seconds that one run may take.
+LIMIT = 2400
 
 
 @dataclass(frozen=True, slots=True)
