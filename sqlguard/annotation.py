@@ -31,6 +31,8 @@ class Annotation:
 
     def merged(self, over: "Annotation") -> "Annotation":
         """Return this annotation with every field that *over* has set taken from it."""
+        if self == EMPTY:
+            return over
         return Annotation(*(b if (b := getattr(over, n)) is not None else getattr(self, n) for n in FIELDS))
 
 

@@ -271,7 +271,7 @@ CREATE FUNCTION sqlguard.refuse_unless_alive(t sqlguard.task, wanted text[]) RET
     $$;
 
 CREATE FUNCTION sqlguard.key_scope(t sqlguard.task) RETURNS text
-    LANGUAGE sql IMMUTABLE
+    LANGUAGE sql STABLE
     -- The agent under the same policy and parameters: a renewed or reopened task finds its keys, a task for
     -- another customer does not find another customer's rows.
     AS $$ SELECT pg_catalog.jsonb_build_array(t.agent, t.policy, t.params)::text $$;
@@ -619,7 +619,25 @@ CREATE FUNCTION sqlguard.find_key(key text, statement_hash text)
         END
     $$;
 
--- In the write's own transaction, before the write. Waits for a twin that is at work with the same key.
+-- Whether the key is ours now, for the transaction. Waits for a twin that is at work with it.
+CREATE FUNCTION sqlguard.took_key(key text, statement_hash text, action bigint, lifetime interval) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+        BEGIN
+            INSERT INTO sqlguard.idempotency AS i (scope, key, statement_hash, task_id, action_id, expires_at)
+                SELECT sqlguard.key_scope(t), took_key.key, took_key.statement_hash, t.id, action,
+                       clock_timestamp() + lifetime
+                FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id WHERE l.role = session_user
+                ON CONFLICT ON CONSTRAINT idempotency_pkey DO UPDATE
+                    SET statement_hash = excluded.statement_hash, task_id = excluded.task_id,
+                        action_id = excluded.action_id, txid = excluded.txid, tag = NULL, columns = NULL,
+                        rows = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
+                    WHERE i.expires_at <= clock_timestamp();
+            RETURN FOUND;
+        END
+    $$;
+
+-- In the write's own transaction, before the write.
 CREATE FUNCTION sqlguard.claim_key(key text, statement_hash text, action bigint, lifetime interval DEFAULT '7 days')
     RETURNS TABLE (claimed boolean, action_id bigint, tag text, columns jsonb, rows jsonb)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -628,22 +646,14 @@ CREATE FUNCTION sqlguard.claim_key(key text, statement_hash text, action bigint,
             t sqlguard.task;
             k sqlguard.idempotency;
         BEGIN
+            IF sqlguard.took_key(key, statement_hash, action, lifetime) THEN
+                RETURN QUERY SELECT true, action, NULL::text, NULL::jsonb, NULL::jsonb;
+                RETURN;
+            END IF;
             SELECT task.* INTO t FROM sqlguard.lease l JOIN sqlguard.task ON task.id = l.task_id
                 WHERE l.role = session_user;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'only a task''s session can claim an idempotency key' USING ERRCODE = '42501';
-            END IF;
-            INSERT INTO sqlguard.idempotency AS i (scope, key, statement_hash, task_id, action_id, expires_at)
-                VALUES (sqlguard.key_scope(t), claim_key.key, claim_key.statement_hash, t.id, action,
-                        clock_timestamp() + lifetime)
-                ON CONFLICT ON CONSTRAINT idempotency_pkey DO UPDATE
-                    SET statement_hash = excluded.statement_hash, task_id = excluded.task_id,
-                        action_id = excluded.action_id, txid = excluded.txid, tag = NULL, columns = NULL,
-                        rows = NULL, created_at = excluded.created_at, expires_at = excluded.expires_at
-                    WHERE i.expires_at <= clock_timestamp();
-            IF FOUND THEN
-                RETURN QUERY SELECT true, action, NULL::text, NULL::jsonb, NULL::jsonb;
-                RETURN;
             END IF;
             SELECT i.* INTO k FROM sqlguard.idempotency i
                 WHERE i.scope = sqlguard.key_scope(t) AND i.key = claim_key.key;
@@ -657,7 +667,7 @@ CREATE FUNCTION sqlguard.claim_key_or_stop(key text, statement_hash text, action
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
         BEGIN
-            IF NOT (SELECT c.claimed FROM sqlguard.claim_key(key, statement_hash, action) c) THEN
+            IF NOT sqlguard.took_key(key, statement_hash, action, '7 days') THEN
                 RAISE EXCEPTION 'the idempotency key was used before' USING ERRCODE = 'SG010';
             END IF;
         END
@@ -723,7 +733,8 @@ REVOKE ALL ON FUNCTION
     sqlguard.add_entries(text, jsonb[], jsonb[]), sqlguard.append(text, bigint, text, jsonb),
     sqlguard.record_intent(jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
-    sqlguard.find_key(text, text), sqlguard.claim_key(text, text, bigint, interval),
+    sqlguard.find_key(text, text), sqlguard.took_key(text, text, bigint, interval),
+    sqlguard.claim_key(text, text, bigint, interval),
     sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),
     sqlguard.add_period(integer), sqlguard.begin_period(interval), sqlguard.drop_period(integer, timestamptz)
     FROM PUBLIC;

@@ -40,6 +40,8 @@ from sqlguard.plan import Decision, Outcome
 from sqlguard.postgres.journal import translated
 
 LIFETIME = timedelta(days=7)
+#: Literals are written by it: to make one for each of them takes longer than all the rest.
+_WRITER = Transformer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,10 @@ def keep(
 
 def call(function: str, *values: str | None) -> str:
     """Return the call of a function of ours as a text, for a Query message: it has no parameters."""
-    return (
-        sql.SQL("SELECT sqlguard.{}({})")
-        .format(sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, values)))
-        .as_string()
+    call = sql.SQL("SELECT sqlguard.{}({})").format(
+        sql.Identifier(function), sql.SQL(", ").join(map(sql.Literal, values))
     )
+    return call.as_string(_WRITER)
 
 
 def expire(conn: psycopg.Connection[Any]) -> int:

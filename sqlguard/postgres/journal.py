@@ -5,6 +5,7 @@ An intent counts only when it is committed: call `record_intent` on a connection
 (autocommit), before the statement is sent, and run nothing when it raises.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -198,9 +199,26 @@ def record_group(
 
     Without intents the commit does not wait for the disk: what an event says can be told from the row changes.
     """
+    records, ends = group_values(intents, events)
+    return list(
+        _call(conn, "SELECT sqlguard.record_group(%s::jsonb, %s::jsonb)", [records.decode(), ends.decode()])
+    )
+
+
+#: The same for who sends it himself, with `group_values`; `group_ids` reads what it answers.
+GROUP = b"SELECT sqlguard.record_group($1::jsonb, $2::jsonb)"
+
+
+def group_values(
+    intents: Sequence[Intent], events: Sequence[tuple[int, str, Mapping[str, Any]]]
+) -> tuple[bytes, bytes]:
     records = [i.as_record() for i in intents]
     ends = [{"action": action, "kind": kind, "detail": dict(detail)} for action, kind, detail in events]
-    return list(_call(conn, "SELECT sqlguard.record_group(%s, %s)", [Jsonb(records), Jsonb(ends)]))
+    return json.dumps(records).encode("ascii"), json.dumps(ends).encode("ascii")
+
+
+def group_ids(answer: bytes | None) -> list[int]:
+    return [int(number) for number in (answer or b"{}")[1:-1].split(b",") if number]
 
 
 def record_event(

@@ -83,7 +83,6 @@ class Operator:
                 )
             self.catalog = read_catalog(conn)
             self.database = conn.info.dbname
-        self.writer.start()
         self._watcher.start()
 
     def stop(self) -> None:

@@ -37,6 +37,7 @@ _KEEP = "SELECT sqlguard.keep_result($1::text, $2::text, $3::jsonb, $4::jsonb)"
 
 async def simple(session: "AgentSession", decision: Decision, action: int) -> None:
     """Carry out a Query of one such write; the session must be quiet."""
+    told = b""
     if session.in_block:
         session.open_actions.append((action, {}))
         await inside(session, decision, action)
@@ -48,27 +49,30 @@ async def simple(session: "AgentSession", decision: Decision, action: int) -> No
             expect = await _in_steps(session, decision, action)
         kind = "committed" if expect.failed is None else "failed"
         session.operator.event(action, kind, _detail(expect))
-    session.client.write(ReadyForQuery(session.books.status).encode())
+        told = expect.held
+    session.client.write(told + ReadyForQuery(session.books.status).encode())
 
 
 async def _at_once(session: "AgentSession", decision: Decision, action: int) -> Expect | None:
     """
-    Claim the key and run the write with one message, keep its answer and commit with another, and answer the client.
+    Claim the key and run the write with one message, keep its answer and commit with another.
 
-    Return None, with nothing done, if the key is taken: what stands behind the claim is skipped then.
+    What the client is still to be told is in `held`. Return None, with nothing done, if the key is taken: what stands
+    behind the claim is skipped then.
     """
     key, digest = _key(session, decision, None)
     before = ["BEGIN READ WRITE", call("claim_key_or_stop", key, digest, str(action)), claim(action)]
     expect = await _kept(session, decision, before, error=_unless_taken)
     if expect.failed is not None:
+        expect.held = b""
         await session.ask("ROLLBACK")
         return None if sqlstate(expect.failed) == _TAKEN else expect
     end = ["COMMIT"] if expect.was_cut else [call("keep_result", key, *_stored(session, expect)), "COMMIT"]
     ended = await session.ask("; ".join(end))
     if session.in_block:
         await session.ask("ROLLBACK")
-    expect.failed = ended.failed
-    session.client.write(expect.held if ended.failed is None else ended.failed)
+    if ended.failed is not None:
+        expect.failed = expect.held = ended.failed
     return expect
 
 
@@ -78,18 +82,20 @@ def _unless_taken(error: bytes) -> bytes:
 
 
 async def _in_steps(session: "AgentSession", decision: Decision, action: int) -> Expect:
-    """Do the same one after the other, for what is looked at in between; answer the client."""
+    """Do the same one after the other, for what is looked at in between."""
     # Its answer comes with the claim's: nothing has to wait for it.
     session.send_query("BEGIN READ WRITE", Expect(Reply.QUERY, swallow=True))
     stored: list[Expect] = []
     expect = await inside(session, decision, action, hold=True, stored=stored)
     if expect.failed is not None:
+        expect.held = b""
         await session.ask("ROLLBACK")
         return expect
     commit = await session.ask("COMMIT")
     # A COMMIT behind what failed is a roll-back, and no error.
     expect.failed = next((s.failed for s in stored if s.failed is not None), commit.failed)
-    session.client.write(expect.held if expect.failed is None else expect.failed)
+    if expect.failed is not None:
+        expect.held = expect.failed
     return expect
 
 

@@ -1,14 +1,17 @@
 """
-The journal's writer: a thread that commits what sessions want written, in groups.
+The journal's writer: commits what sessions want written, in groups.
 
 Whatever has queued up while the last commit was under way goes into the next one, so eight busy agents cost about
 as many commits as one. What must be on disk before a write runs is its intent alone: ends go along with the next
 intents, or, when none comes soon, without waiting for the disk.
+
+A group is one call on a connection that the event loop itself reads: a thread in between took longer than the
+server does. What goes wrong there, and the opening of connections, is left to a thread.
 """
 
 import asyncio
-import queue
 import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ from typing import Any
 
 import psycopg
 import structlog
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
 
 from sqlguard.errors import SqlguardError
 from sqlguard.journal import Intent
@@ -31,6 +36,9 @@ _GROUP = 256
 _ENDS_WAIT = 0.01
 #: A connection is opened again at most once per group: whoever waits can't wait for long.
 _ATTEMPTS = 2
+#: Seconds that are given to what is queued when the proxy stops.
+_LAST_WAIT = 10
+_PREPARED = b"sqlguard_group"
 Waiter = asyncio.Future[int]
 
 
@@ -48,38 +56,49 @@ class _Event:
     detail: Mapping[str, Any]
 
 
+_Item = tuple[Intent, Waiter] | _Event
+
+
 class Writer:
-    """Writes from `start` to `stop`."""
+    """Used in one event loop, until `stop`."""
 
     def __init__(self, dsn: str, metrics: Metrics) -> None:
         self._dsn = dsn
         self._metrics = metrics
-        self._queue: queue.SimpleQueue[tuple[Intent, Waiter] | _Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="sqlguard-journal", daemon=True)
+        self._queue: deque[_Item] = deque()
+        self._conn: psycopg.Connection[Any] | None = None
+        #: What is being written, by the loop or by a thread: the connection is whose turn it is.
+        self._group: list[_Item] = []
+        self._result: PGresult | None = None
+        #: The socket that the loop watches; libpq forgets it when the connection breaks.
+        self._socket: int | None = None
+        self._timer: asyncio.Handle | None = None
         #: Since when a group is being written, None: nothing is.
         self._since: float | None = None
 
-    def start(self) -> None:
-        self._thread.start()
-
     def stop(self) -> None:
-        """Write what is queued, and end."""
-        self._queue.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
+        """Write what is queued, and end; the loop must have ended."""
+        thread = threading.Thread(target=self._finish, name="sqlguard-journal", daemon=True)
+        thread.start()
+        thread.join(timeout=_LAST_WAIT)
 
     def intent(self, intent: Intent) -> Waiter:
         """Queue an intent; the result is its action id once it is committed."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        self._queue.put((intent, waiter))
+        loop = asyncio.get_running_loop()
+        waiter: Waiter = loop.create_future()
+        self._queue.append((intent, waiter))
+        if not self._group:
+            # At the end of this turn of the loop: who has sent something in it as well comes along.
+            self._at(loop.call_soon(self._next))
         return waiter
 
     def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
-        self._queue.put(_Event(action, kind, detail))
+        self._queue.append(_Event(action, kind, detail))
+        self._wait_for_intents()
 
     @property
     def waiting(self) -> int:
-        return self._queue.qsize()
+        return len(self._queue)
 
     @property
     def lag(self) -> float:
@@ -87,65 +106,157 @@ class Writer:
         since = self._since
         return 0.0 if since is None else monotonic() - since
 
-    def _write(self) -> None:
-        conn: psycopg.Connection[Any] | None = None
-        while True:
-            group = self._next_group()
-            self._since = began = monotonic()
-            conn = self._write_group(
-                conn,
-                [item for item in group if isinstance(item, tuple)],
-                [item for item in group if isinstance(item, _Event)],
-            )
-            self._since = None
-            self._metrics.journal.observe(monotonic() - began)
-            if None in group:
-                break
-        if conn is not None:
-            conn.close()
+    # --- in the loop
 
-    def _write_group(
-        self,
-        conn: psycopg.Connection[Any] | None,
-        intents: list[tuple[Intent, Waiter]],
-        events: list[_Event],
-    ) -> psycopg.Connection[Any] | None:
+    def _at(self, timer: asyncio.Handle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def _wait_for_intents(self) -> None:
+        if not self._group and self._timer is None:
+            self._at(asyncio.get_running_loop().call_later(_ENDS_WAIT, self._next))
+
+    def _next(self) -> None:
+        """Begin the next group."""
+        self._at(None)
+        self._group = self._take()
+        if not self._group:
+            return
+        self._since = monotonic()
+        try:
+            is_sent = self._send()
+        except psycopg.Error:
+            is_sent = False
+        if not is_sent:
+            self._leave_to_a_thread()
+
+    def _take(self) -> list[_Item]:
+        return [self._queue.popleft() for _ in range(min(_GROUP, len(self._queue)))]
+
+    def _send(self) -> bool:
+        """Send the group; False if there is no connection for it. Raises psycopg.Error."""
+        if self._conn is None or self._conn.closed:
+            return False
+        intents, events = _parted(self._group)
+        values = journal.group_values([intent for intent, _ in intents], _ends(events))
+        self._conn.pgconn.send_query_prepared(_PREPARED, values)
+        if self._socket is None:
+            self._socket = self._conn.fileno()
+            asyncio.get_running_loop().add_reader(self._socket, self._readable)
+        if self._conn.pgconn.flush():
+            asyncio.get_running_loop().add_writer(self._socket, self._writable)
+        return True
+
+    def _writable(self) -> None:
+        assert self._conn is not None and self._socket is not None  # noqa: S101, PT018 (it is watched)
+        try:
+            if not self._conn.pgconn.flush():
+                asyncio.get_running_loop().remove_writer(self._socket)
+        except psycopg.Error:
+            self._leave_to_a_thread()
+
+    def _readable(self) -> None:
+        assert self._conn is not None  # noqa: S101 (it is watched)
+        pgconn = self._conn.pgconn
+        try:
+            pgconn.consume_input()
+            while self._group and not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    self._answered()
+                    return
+                self._result = result
+        except psycopg.Error:
+            self._leave_to_a_thread()
+
+    def _answered(self) -> None:
+        """Tell who waits for the group, and begin the next one."""
+        result, self._result = self._result, None
+        if result is None or result.status != ExecStatus.TUPLES_OK:
+            # Something in it was refused, and nothing of it was written.
+            self._leave_to_a_thread()
+            return
+        intents, _ = _parted(self._group)
+        for (_, waiter), action in zip(intents, journal.group_ids(result.get_value(0, 0)), strict=True):
+            _resolve(waiter, action, None)
+        self._written()
+
+    def _written(self) -> None:
+        if self._since is not None:
+            self._metrics.journal.observe(monotonic() - self._since)
+        self._since, self._group = None, []
+        if any(isinstance(item, tuple) for item in self._queue):
+            self._next()
+        elif self._queue:
+            self._wait_for_intents()
+
+    def _leave_to_a_thread(self) -> None:
+        """Have the group written with all patience, and the connection opened again if it has to be."""
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            loop.remove_reader(self._socket)
+            loop.remove_writer(self._socket)
+        self._socket = self._result = None
+        if self._group:
+            loop.run_in_executor(None, self._write_group).add_done_callback(lambda _: self._written())
+        elif self._conn is not None:
+            self._conn.close()
+
+    # --- in a thread
+
+    def _finish(self) -> None:
+        with suppress(psycopg.Error):
+            # What is under way is answered; nobody is left to be told.
+            while self._group and self._conn is not None and self._conn.pgconn.get_result() is not None:
+                pass
+        while self._queue:
+            self._group = self._take()
+            self._write_group()
+        if self._conn is not None:
+            self._conn.close()
+
+    def _write_group(self) -> None:
         """
-        Commit a group and return the connection for the next one.
+        Commit the group.
 
         What was broken off is written once more: if its commit got through after all, there is an intent twice
         of which one never came to anything, as after a crash.
         """
+        intents, events = _parted(self._group)
         fault: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:
-                if conn is None or conn.closed:
-                    conn = connect(self._dsn, alone=True)
+                conn = self._connection()
                 if not _write_together(conn, intents, events):
                     _write_events(conn, events)
                     events = []
                     _write_intents(conn, intents)
             except (psycopg.Error, SqlguardError) as broken:
                 fault = broken
-                if conn is not None:
-                    conn.close()
-                    conn = None
+                if self._conn is not None:
+                    self._conn.close()
             else:
-                return conn
+                return
         log.warning("journal not written", error=str(fault), intents=len(intents), events=len(events))
         for _, waiter in intents:
             _fail(waiter, _unavailable(fault))
-        return conn
 
-    def _next_group(self) -> list[tuple[Intent, Waiter] | _Event | None]:
-        group = [self._queue.get()]
-        deadline = monotonic() + _ENDS_WAIT
-        with suppress(queue.Empty):
-            while len(group) < _GROUP and isinstance(group[-1], _Event):
-                group.append(self._queue.get(timeout=max(0.0, deadline - monotonic())))
-            while len(group) < _GROUP and group[-1] is not None:
-                group.append(self._queue.get_nowait())
-        return group
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._conn is None or self._conn.closed:
+            self._conn = connect(self._dsn, alone=True)
+            self._conn.pgconn.prepare(_PREPARED, journal.GROUP)
+        return self._conn
+
+
+def _parted(group: list[_Item]) -> tuple[list[tuple[Intent, Waiter]], list[_Event]]:
+    return [item for item in group if isinstance(item, tuple)], [
+        item for item in group if isinstance(item, _Event)
+    ]
+
+
+def _ends(events: list[_Event]) -> list[tuple[int, str, Mapping[str, Any]]]:
+    return [(e.action, e.kind, e.detail) for e in events]
 
 
 def _write_together(
@@ -155,8 +266,7 @@ def _write_together(
     if not intents and not events:
         return True
     try:
-        ends = [(e.action, e.kind, e.detail) for e in events]
-        ids = journal.record_group(conn, [intent for intent, _ in intents], ends)
+        ids = journal.record_group(conn, [intent for intent, _ in intents], _ends(events))
     except (psycopg.Error, SqlguardError):
         if conn.closed:
             raise
@@ -195,11 +305,16 @@ def _unavailable(fault: Exception | None) -> JournalUnavailable:
 
 
 def _done(waiter: Waiter, action: int) -> None:
-    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, action, None)
+    _tell(waiter, action, None)
 
 
 def _fail(waiter: Waiter, fault: Exception) -> None:
-    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, None, fault)
+    _tell(waiter, None, fault)
+
+
+def _tell(waiter: Waiter, action: int | None, fault: Exception | None) -> None:
+    with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        waiter.get_loop().call_soon_threadsafe(_resolve, waiter, action, fault)
 
 
 def _resolve(waiter: Waiter, action: int | None, fault: Exception | None) -> None:
