@@ -169,7 +169,7 @@ class Gate:
             table = write.table.schema or "", write.table.name
             if not write.table.temporary and policy.on_excess(*table) == "refuse":
                 most = policy.max_rows(*table)
-                return None if most is None else counting(statement, most)
+                return None if most is None else counting(statement, most, self.context.catalog)
         return None
 
     def _copied_in(self, decision: Decision) -> Decision:

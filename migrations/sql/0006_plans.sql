@@ -437,11 +437,15 @@ CREATE FUNCTION sqlguard.weigh(only_action bigint, with_share boolean) RETURNS t
         FROM (SELECT sqlguard.unguarded() AS outside OFFSET 0) o
     $$;
 
+-- Of a block what was noted, as far as it names sequences that were moved: a session may have noted what it likes.
 -- `action` is null for what moves only when deferred constraints are forced.
 CREATE FUNCTION sqlguard.sequences_by_action(only_action bigint, moved jsonb) RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT CASE WHEN only_action IS NULL THEN n.noted -> 'moved' ELSE '[]' END || coalesce((
+        SELECT coalesce((
+            SELECT jsonb_agg(jsonb_build_object('action', (m ->> 'action')::bigint, 'sequences', (
+                SELECT jsonb_agg(s) FROM jsonb_array_elements_text(m -> 'sequences') s WHERE moved ? s)))
+            FROM jsonb_array_elements(n.noted -> 'moved') m WHERE only_action IS NULL), '[]') || coalesce((
             SELECT jsonb_build_array(jsonb_build_object('action', only_action, 'sequences', jsonb_agg(e.key ORDER BY e.key)))
             FROM jsonb_each(moved) e
             WHERE only_action IS NOT NULL OR n.noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value

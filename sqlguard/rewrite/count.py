@@ -1,9 +1,10 @@
 """
-The query that counts what an UPDATE or DELETE of one table would change, without changing anything.
+The query that counts what a write would change, without changing anything.
 
-Made on the tree: the statement's table and its WHERE in a SELECT. Where the rows that are changed are not just those
-that the WHERE finds (joins, cursors, several writes), or looking twice is not the same as looking once (volatile and
-users' functions), there is none.
+Made on the tree: the rows of the statement's table that its WHERE and its joins find, or the rows of its SELECT, are
+put into a SELECT. Where looking twice is not the same as looking once (volatile and users' functions), or what is found
+is not what is changed (cursors, several writes, ON CONFLICT, triggers that may leave rows out), there is none. Of a
+MERGE those are counted that it matches and acts upon: what it inserts comes on top.
 """
 
 from collections.abc import Iterator
@@ -13,11 +14,17 @@ from typing import Any
 import postgast
 from postgast import pg_query_pb2 as pg
 
+from sqlguard.catalog import Catalog
 from sqlguard.functions.data import builtins
 from sqlguard.rewrite.source import parts
 from sqlguard.statement.model import Call, Kind, Statement
 
-_NODES = {Kind.UPDATE: ("update_stmt", "from_clause"), Kind.DELETE: ("delete_stmt", "using_clause")}
+#: What is counted is grafted into these.
+_ROWS = "SELECT pg_catalog.count(*) FROM x"
+_OF_QUERY = "SELECT pg_catalog.count(*) FROM (SELECT) AS sg_rows"
+_EXISTS = "SELECT WHERE EXISTS (SELECT FROM x)"
+_MATCHED = "SELECT pg_catalog.count(*) FROM x JOIN x ON true WHERE CASE WHEN true THEN true ELSE false END"
+_ACTS = (pg.CMD_UPDATE, pg.CMD_DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +37,19 @@ class Count:
     params: tuple[int, ...] = ()
 
 
-def counting(statement: Statement, most: int) -> Count | None:
+def counting(statement: Statement, most: int, catalog: Catalog) -> Count | None:
     """Return how to count what *statement* would change, None where that would not be the same."""
-    if statement.kind not in _NODES or len(statement.writes) != 1 or statement.writes[0].rule is not None:
+    tables = {write.table.oid for write in statement.writes}
+    if len(tables) != 1 or (len(statement.writes) != 1 and statement.kind is not Kind.MERGE):
         return None
-    if not all(map(_is_repeatable, statement.calls)):
+    if any(write.rule is not None for write in statement.writes) or statement.locks_rows:
         return None
-    name, joined = _NODES[statement.kind]
+    if _may_leave_out(statement, catalog) or not all(map(_is_repeatable, statement.calls)):
+        return None
     parsed = postgast.parse(statement.text)
-    node = getattr(parsed.stmts[0].stmt, name)
-    if getattr(node, joined) or any(isinstance(part, pg.CurrentOfExpr) for part in everything(node)):
+    select = _counted(statement.kind, parsed.stmts[0].stmt)
+    if select is None or any(isinstance(part, pg.CurrentOfExpr) for part in everything(select)):
         return None
-    select = _select(node)
     numbers: dict[int, int] = {}
     for part in everything(select):
         if isinstance(part, pg.ParamRef):
@@ -51,17 +59,82 @@ def counting(statement: Statement, most: int) -> Count | None:
     return Count(postgast.deparse(made), most, statement.writes[0].table.shown, tuple(numbers))
 
 
-def _select(node: Any) -> pg.SelectStmt:
-    select = pg.SelectStmt(limit_option=pg.LIMIT_OPTION_DEFAULT, op=pg.SETOP_NONE)
-    count = select.target_list.add().res_target.val.func_call
-    for name in ("pg_catalog", "count"):
-        count.funcname.add().string.sval = name
-    count.agg_star = True
-    select.from_clause.add().range_var.CopyFrom(node.relation)
-    for name in ("where_clause", "with_clause"):
-        if node.HasField(name):
-            getattr(select, name).CopyFrom(getattr(node, name))
+def _counted(kind: Kind, stmt: Any) -> pg.SelectStmt | None:
+    match kind:
+        case Kind.UPDATE:
+            return _found(stmt.update_stmt, stmt.update_stmt.from_clause)
+        case Kind.DELETE:
+            return _found(stmt.delete_stmt, stmt.delete_stmt.using_clause)
+        case Kind.INSERT:
+            return _selected(stmt.insert_stmt)
+        case Kind.MERGE:
+            return _matched(stmt.merge_stmt)
+    return None
+
+
+def _select(template: str, node: Any) -> pg.SelectStmt:
+    select: pg.SelectStmt = postgast.parse(template).stmts[0].stmt.select_stmt
+    if node.HasField("with_clause"):
+        select.with_clause.CopyFrom(node.with_clause)
     return select
+
+
+def _found(node: Any, joined: Any) -> pg.SelectStmt:
+    """Rows of one table; with a join each of them counts once, however many rows it meets."""
+    select = _select(_ROWS, node)
+    select.from_clause[0].range_var.CopyFrom(node.relation)
+    inner = select
+    if joined:
+        select.where_clause.CopyFrom(postgast.parse(_EXISTS).stmts[0].stmt.select_stmt.where_clause)
+        inner = select.where_clause.sub_link.subselect.select_stmt
+        del inner.from_clause[:]
+        inner.from_clause.extend(joined)
+    if node.HasField("where_clause"):
+        inner.where_clause.CopyFrom(node.where_clause)
+    return select
+
+
+def _selected(node: Any) -> pg.SelectStmt | None:
+    """Rows of a SELECT; those of a VALUES can be counted by whoever reads it, and DEFAULT VALUES is one."""
+    if node.HasField("on_conflict_clause") or not node.HasField("select_stmt"):
+        return None
+    if node.select_stmt.select_stmt.values_lists:
+        return None
+    select = _select(_OF_QUERY, node)
+    select.from_clause[0].range_subselect.subquery.CopyFrom(node.select_stmt)
+    return select
+
+
+def _matched(node: Any) -> pg.SelectStmt | None:
+    """Pairs of rows upon which the first clause whose condition holds acts."""
+    clauses = [c.merge_when_clause for c in node.merge_when_clauses]
+    clauses = [c for c in clauses if c.match_kind == pg.MERGE_WHEN_MATCHED]
+    if not any(clause.command_type in _ACTS for clause in clauses):
+        return None
+    select = _select(_MATCHED, node)
+    join, case = select.from_clause[0].join_expr, select.where_clause.case_expr
+    join.larg.range_var.CopyFrom(node.relation)
+    join.rarg.CopyFrom(node.source_relation)
+    join.quals.CopyFrom(node.join_condition)
+    when = case.args.pop()
+    for clause in clauses:
+        made = case.args.add()
+        made.CopyFrom(when)
+        if clause.HasField("condition"):
+            made.case_when.expr.CopyFrom(clause.condition)
+        made.case_when.result.a_const.boolval.boolval = clause.command_type in _ACTS
+    return select
+
+
+def _may_leave_out(statement: Statement, catalog: Catalog) -> bool:
+    """Whether a trigger of the users' may keep rows from being changed."""
+    events = {write.op for write in statement.writes}
+    table = catalog.tables.get(statement.writes[0].table.oid)
+    return table is not None and any(
+        trigger.timing != "AFTER" and not trigger.ours and events & trigger.events
+        for one in (table, *catalog.descendants(table.oid))
+        for trigger in one.triggers
+    )
 
 
 def _is_repeatable(call: Call) -> bool:

@@ -313,10 +313,10 @@ def test_what_a_task_may_call_with_the_operator_s_rights(world: World) -> None:
     ).fetchall()
     assert {name for (name,) in found} == {
         *("agent", "current_login", "current_task", "task_parameter", "check_children"),
-        *("record_intent", "record_event", "begin_step"),
+        *("record_intent", "record_event", "begin_step", "step_ticket"),
         *("transaction_changes", "transaction_samples", "find_key", "claim_key", "keep_result"),
         *("claim_key_or_stop", "copy_target"),
-        *("begin_plan", "weigh", "plan_outcome", "record_plan", "redeem_plan"),
+        *("begin_plan", "note_sequences", "weigh", "plan_outcome", "record_plan", "redeem_plan"),
         *("ticket", "last_plan", "plan_statements", "lease_own_statements"),
     }
     reachable = world.owner.execute(

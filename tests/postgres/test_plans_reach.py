@@ -8,7 +8,9 @@ from servers import Database, fresh_database
 
 import sqlguard
 from sqlguard.embedded import EmbeddedServer
+from sqlguard.errors import ApprovalRequired, Refused
 from sqlguard.policy import parse_policy
+from sqlguard.postgres import plans
 from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.migrate import migrate
 from sqlguard.postgres.policy_apply import apply_policy
@@ -109,6 +111,8 @@ def test_a_trigger_that_writes_elsewhere(db: sqlguard.GuardedConnection) -> None
     three = (3, 0, 0)
     assert unguarded(found) == {"public.audit": three, "public.parted_1": three, "public.unlogged": three}
     assert found["sequences"] == ["public.audit_id_seq", "public.tickets"]
+    action = found["statements"][0]["action"]
+    assert found["sequences_by_action"] == [{"action": action, "sequences": found["sequences"]}]
     assert {"table": "public.audit", "mode": "RowExclusiveLock"} in found["locks"]
 
 
@@ -128,3 +132,72 @@ def test_sequences_of_inserted_rows(db: sqlguard.GuardedConnection) -> None:
     found = previewed(db, "INSERT INTO customers (name) VALUES ('x'), ('y')")
     assert rows(found) == {"public.customers": ("insert", 2, False)}
     assert found["sequences"] == ["public.customers_id_seq"]
+
+
+def test_sequences_of_each_statement_of_a_block(shop: Database) -> None:
+    with shop.connect(shop.owner_dsn) as owner:
+        task = open_task(owner, agent="tester", policy="any", plan_only=True).task.id
+    with sqlguard.connect(shop.owner_dsn, task=task) as db:
+        db.execute("BEGIN")
+        db.execute("INSERT INTO customers (name) VALUES ('x')")
+        db.execute("UPDATE customers SET name = 'y' WHERE id = 1")
+        db.execute("UPDATE orders SET n = 0 WHERE id = 1")
+        db.execute("INSERT INTO customers (name) VALUES ('z')")
+        with pytest.raises(ApprovalRequired):
+            db.execute("COMMIT")
+        (plan,) = plans.list_plans(db._ledger)
+    steps = {s["action"]: s["statement"].split("(")[0] for s in plan.document["statements"]}
+    assert [(steps[m["action"]], m["sequences"]) for m in plan.document["sequences_by_action"]] == [
+        ("INSERT INTO customers ", ["public.customers_id_seq"]),
+        ("UPDATE orders SET n = 0 WHERE id = 1", ["public.audit_id_seq", "public.tickets"]),
+        ("INSERT INTO customers ", ["public.customers_id_seq"]),
+    ]
+
+
+GATED = (
+    POLICY
+    + """
+[[gates]]
+when = { class = "financial", kind = "delete" }
+then = "refuse"
+[[gates]]
+when = { class = "legal" }
+then = "approve"
+[tables."public.audit"]
+class = ["legal"]
+[tables."public.parted"]
+class = ["by_partition"]
+[[gates]]
+when = { class = "by_partition" }
+then = "refuse"
+"""
+)
+
+
+def test_a_gate_sees_the_classes_of_all_tables_that_are_reached(shop: Database) -> None:
+    with shop.connect(shop.owner_dsn) as owner:
+        owner.execute(
+            "CREATE FUNCTION parts() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS"
+            " 'BEGIN INSERT INTO parted VALUES (3, 4); RETURN NULL; END';"
+            "CREATE TRIGGER parts AFTER UPDATE ON customers FOR EACH STATEMENT"
+            " WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION parts();"
+            "DELETE FROM orders WHERE customer_id = 2"
+        )
+        apply_policy(owner, parse_policy(GATED, "policy"))
+        task = open_task(owner, agent="tester", policy="any").task.id
+    with sqlguard.connect(shop.owner_dsn, task=task) as db:
+        # By a cascade; and one that the same cascade does not reach.
+        for run in (db.execute, db.preview):
+            with pytest.raises(Refused, match="class `financial`"):
+                run("DELETE FROM customers WHERE id = 1")
+        assert db.execute("DELETE FROM customers WHERE id = 2").committed
+        # By a trigger, in an unguarded table.
+        with pytest.raises(ApprovalRequired, match="class `legal`"):
+            db.execute("UPDATE orders SET n = 0 WHERE id = 1")
+        assert db.execute("INSERT INTO orders (customer_id, n) VALUES (1, 1)").committed
+        # A partition has the class of its table.
+        with pytest.raises(Refused, match="class `by_partition`"):
+            db.execute("UPDATE customers SET name = 'n' WHERE id = 1")
+        # By a function.
+        with pytest.raises((Refused, ApprovalRequired)):
+            db.execute("SELECT shift(3)")
