@@ -18,6 +18,7 @@ from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import not_migrated
 from sqlguard.postgres.reconcile import reconcile
 from sqlguard.proxy import workers
+from sqlguard.proxy.arrivals import trusted_networks
 from sqlguard.proxy.health import Answer, Health
 from sqlguard.proxy.listeners import remove, unix_socket
 from sqlguard.proxy.operator import Operator
@@ -37,6 +38,7 @@ def check(settings: Settings) -> dict[str, object]:
     """Return what `serve` would start with; raises the error that it would stop with."""
     assert settings.dsn is not None  # noqa: S101 (the command line has looked)
     Server.tls_contexts(settings)
+    trusted_networks(settings)
     with connect(settings.dsn) as conn:
         if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
             raise not_migrated()

@@ -49,6 +49,7 @@ ACTION_FIELDS = (
     "compensation",
     "via",
     "backend_pid",
+    "client_addr",
 )
 EVENT_FIELDS = ("id", "action_id", "task_id", "at", "kind", "detail", "by")
 EVENT_KINDS = frozenset(
@@ -102,6 +103,7 @@ class Intent:
     compensation: str | None = None
     via: str | None = None
     backend_pid: int | None = None
+    client_addr: str | None = None
 
     @property
     def statement_hash(self) -> str:

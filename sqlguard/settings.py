@@ -36,6 +36,11 @@ class Settings(BaseSettings):
     observe_policy: str | None = Field(None, description="what logins that are no task's are judged by")
     observe_roles: tuple[str, ...] = Field((), description="only these logins are observed; none: all")
     max_clients: int = Field(2000, gt=0)
+    max_clients_per_address: int = Field(0, ge=0, description="clients from one address; 0: no bound")
+    proxy_protocol: str = Field(
+        "off", pattern="^(off|required)$", description="whether a load balancer says who the client is"
+    )
+    proxy_protocol_from: tuple[str, ...] = Field((), description="networks of the load balancers")
     startup_timeout: float = Field(15.0, gt=0, description="seconds a client may take to log in")
     max_message_bytes: int = Field(64 * 1024 * 1024, gt=0)
     catalog_check_seconds: float = Field(

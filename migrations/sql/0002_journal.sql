@@ -213,7 +213,7 @@ CREATE FUNCTION sqlguard.action_values(a sqlguard.action) RETURNS text[]
             a.id::text, a.task_id, a.role::text, sqlguard.utc(a.at), a.agent, a.agent_version, a.policy,
             a.policy_version::text, a.idempotency_key, a.reason, a.confidence::text, a.step, a.kind, a.tier,
             a.verdict, a.sqlstate, a.rules::text, a.tables::text, a.statement, a.executed, a.params::text,
-            a.compensation, a.via, a.backend_pid::text]
+            a.compensation, a.via, a.backend_pid::text, a.client_addr]
     $$;
 
 -- In the order of sqlguard.journal.EVENT_FIELDS.
@@ -343,6 +343,10 @@ CREATE FUNCTION sqlguard.intended(t sqlguard.task, intent jsonb) RETURNS sqlguar
             a.policy_version := t.policy_version;
             a.role := CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text ELSE coalesce(a.role, '') END;
             a.backend_pid := coalesce(a.backend_pid, pg_backend_pid());
+            -- Only a door knows where the client is: to the server a session through the proxy comes from the proxy.
+            IF session_user::text LIKE 'sg\_tk\_%' THEN
+                a.client_addr := NULL;
+            END IF;
             RETURN a;
         END
     $$;

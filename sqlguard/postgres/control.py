@@ -34,6 +34,8 @@ class Login:
     policy: Policy
     lease_expires_at: datetime
     lease_state: str = "live"
+    #: Where the client is that has logged in so, if a door knows.
+    client_addr: str | None = None
 
     def complete(self, intent: Intent, backend_pid: int | None) -> Intent:
         """Return *intent* with the fields that are the login's, not the statement's."""
@@ -46,6 +48,7 @@ class Login:
             policy=self.task.policy,
             policy_version=self.task.policy_version,
             backend_pid=backend_pid,
+            client_addr=self.client_addr,
         )
 
 

@@ -42,7 +42,7 @@ _BATCH = 2000
 _ACTIONS = sql.SQL("""
     SELECT a.id, a.task_id, a.role, a.at, a.agent, a.agent_version, a.policy, a.policy_version,
            a.idempotency_key, a.reason, a.confidence, a.step, a.kind, a.tier, a.verdict, a.sqlstate, a.rules,
-           a.tables, a.statement, a.executed, a.params, a.compensation, a.via, a.backend_pid,
+           a.tables, a.statement, a.executed, a.params, a.compensation, a.via, a.backend_pid, a.client_addr,
            CASE WHEN e.kind = 'reconciled' THEN coalesce(e.detail ->> 'outcome', 'reconciled')
                 WHEN e.kind = 'undone' AND e.detail ? 'redo' THEN 'committed'
                 WHEN e.kind = 'undone' AND (e.detail ->> 'skipped')::bigint > 0 THEN 'partly_undone'
@@ -127,6 +127,7 @@ class ActionRow:
     compensation: str | None
     via: str | None
     backend_pid: int | None
+    client_addr: str | None
     outcome: str
     rows: int
 

@@ -22,6 +22,7 @@ import structlog
 from sqlguard import lease
 from sqlguard import settings as configuration
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError, TaskEnded
+from sqlguard.proxy.arrivals import Arrivals
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
 from sqlguard.proxy.berth import Berth
 from sqlguard.proxy.harbour import Harbour
@@ -33,7 +34,7 @@ from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.siblings import Siblings
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
-from sqlguard.proxy.startup import ALPN, Cancel, Door, Welcome
+from sqlguard.proxy.startup import ALPN, Cancel, Door, TooManyClients, Welcome
 from sqlguard.settings import Settings
 from sqlguard.wire.channel_binding import end_point_hash
 from sqlguard.wire.frontend import CancelRequest
@@ -65,6 +66,8 @@ class Server:
         self._operator = operator
         ca = str(settings.backend_tls_ca) if settings.backend_tls_ca else None
         self._address = Address.of(settings.dsn, settings.backend_tls, ca)
+        self._clients: set[Side] = set()
+        self._arrivals = Arrivals(settings, self._clients)
         tls, binding = self.tls_contexts(settings)
         self._door = Door(
             operator,
@@ -73,12 +76,11 @@ class Server:
             tls,
             tls_required=settings.tls_required,
             binding=binding,
-            has_room=self._has_room,
+            admit=self._admit,
         )
         self._relay = None if sightings is None else self._relayed(operator, sightings, tls)
         self._harbour = Harbour(self._address.open_sides, settings.idle_release, settings.max_backends)
         self._siblings = siblings
-        self._clients: set[Side] = set()
         self._live: set[AgentSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -225,6 +227,7 @@ class Server:
         try:
             # A client is told only when it has said who it is; those that never do must not fill the proxy.
             if len(self._clients) <= 2 * self._settings.max_clients and not self.is_stopping:
+                await self._arrivals.meet(side)
                 await self._welcome(side)
                 metrics.logins["ok"] += 1
                 metrics.login.observe(perf_counter() - began)
@@ -238,12 +241,12 @@ class Server:
             side.write(fault.response)
         except SqlguardError as fault:
             metrics.logins["refused"] += 1
-            log.info("client refused", error=fault.message, sqlstate=fault.sqlstate)
+            log.info("client refused", error=fault.message, sqlstate=fault.sqlstate, client_addr=side.address)
             side.write(from_error(fault, severity="FATAL"))
         except (Closed, OSError):
             pass
         except Exception:
-            log.exception("client failed")
+            log.exception("client failed", client_addr=side.address)
         side.close()
 
     async def _welcome(self, side: Side) -> None:
@@ -262,8 +265,15 @@ class Server:
             raise DatabaseUnavailable("PostgreSQL did not answer the login in time") from None
         self._join(side, welcome, backend)
 
-    def _has_room(self) -> bool:
-        return len(self._live) < self._settings.max_clients
+    def _admit(self, side: Side) -> None:
+        """Raises TooManyClients when one more can't stay."""
+        if len(self._live) >= self._settings.max_clients:
+            raise TooManyClients("the proxy has as many clients as it takes")
+        if self._arrivals.is_full(side.address):
+            raise TooManyClients(
+                f"there are as many clients from {side.address} as the proxy takes",
+                hint="close some of them, or raise max_clients_per_address",
+            )
 
     async def _log_in(self, welcome: Welcome) -> Backend:
         request = welcome.request
@@ -303,6 +313,7 @@ class Server:
         for setting in welcome.request.settings:
             session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
         self._live.add(session)
+        log.debug("client let in", role=welcome.login.role, client_addr=side.address)
         timer = Timer(session, self._operator)
         berths: list[Berth] = []
 

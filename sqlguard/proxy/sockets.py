@@ -43,6 +43,8 @@ class Side(asyncio.Protocol):
         self.lost: Callable[[], None] | None = None
         self.other: Side | None = None
         self.secure = False
+        #: Where the client is, as far as is known; a load balancer may have said so (`arrivals`).
+        self.address: str | None = None
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
         self._gone = False
@@ -132,9 +134,14 @@ class Side(asyncio.Protocol):
         self._buffer.clear()
         return taken
 
+    def give_back(self, data: bytes) -> None:
+        """Put bytes that `some` has returned, or their end, back for who asks next."""
+        self._buffer[:0] = data
+
     @property
-    def has_bytes(self) -> bool:
-        return bool(self._buffer)
+    def peer(self) -> object:
+        """Return the address at the socket's other end, as the system puts it."""
+        return None if self.transport is None else self.transport.get_extra_info("peername")
 
     async def start_tls(self, context: ssl.SSLContext, answer: bytes) -> None:
         """Answer a client's request for TLS and do the handshake. Raises Closed."""
@@ -160,7 +167,7 @@ class Side(asyncio.Protocol):
     async def begins_with_tls(self) -> bool:
         """Wait for the client's first byte; say whether it begins with TLS, without asking for it. Raises Closed."""
         first = await self.some()
-        self._buffer[:0] = first
+        self.give_back(first)
         return first[0] == _TLS_RECORD
 
     @property

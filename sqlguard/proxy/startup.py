@@ -7,7 +7,7 @@ the proxy logs in to PostgreSQL.
 import secrets
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sqlguard.errors import ProtocolViolation, Refused, SqlguardError, TaskEnded
@@ -79,8 +79,8 @@ class Door:
     tls_required: bool = False
     #: tls-server-end-point hash of the proxy's certificate.
     binding: bytes | None = None
-    #: Says whether one more client may stay.
-    has_room: Callable[[], bool] = lambda: True
+    #: Raises TooManyClients when the client can't stay.
+    admit: Callable[[Side], None] = lambda _: None
 
     async def welcome(self, side: Side) -> Welcome:
         """Lead a client to the point where PostgreSQL can be asked. Raises Cancel, SqlguardError, Closed."""
@@ -107,9 +107,8 @@ class Door:
                         side.write(startup.challenge(self._verifier(login, asked), nonce, self.binding))
                     case wire.ProofAccepted(keys, data):
                         assert asked is not None  # noqa: S101 (the table has no other way here)
-                        return Welcome(
-                            _living(login), asked.request, asked.protocol, keys, data, startup.rest
-                        )
+                        found = replace(_living(login), client_addr=side.address)
+                        return Welcome(found, asked.request, asked.protocol, keys, data, startup.rest)
                     case wire.ProofRefused(user):
                         if login is not None:
                             # Whoever knows such a name was given it; the verifier goes with the task.
@@ -119,8 +118,7 @@ class Door:
 
     def _check(self, side: Side, request: Request) -> None:
         """Refuse what a task may not bring along. Raises Refused, NotUnderstood, TooManyClients."""
-        if not self.has_room():
-            raise TooManyClients("the proxy has as many clients as it takes")
+        self.admit(side)
         if self.tls_required and not side.secure:
             raise Refused("this proxy accepts TLS only", hint="connect with sslmode=require")
         if request.database.decode("utf-8", "replace") != self.database:
