@@ -6,7 +6,7 @@ from its commit on, through every proxy and without one; reads go on.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,10 +31,14 @@ UPDATE sqlguard.freeze SET thawed_at = clock_timestamp(), thawed_by = session_us
 WHERE thawed_at IS NULL AND (until_at IS NULL OR until_at > clock_timestamp())
 RETURNING {_COLUMNS}
 """  # noqa: S608 (constants of this module)
-_NAME = """
+#: As it is said, as in every other command; else as SQL would read it, `orders` along the search_path.
+_NAMES = tuple(
+    f"""
 SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = to_regclass(%s)
-"""
+WHERE {which}
+"""  # noqa: S608 (constants of this module)
+    for which in ("n.nspname || '.' || c.relname = %s AND c.relkind IN ('r', 'p')", "c.oid = to_regclass(%s)")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,11 @@ def _is_ahead(conn: Connection, until: datetime) -> bool:
 
 
 def _name(conn: Connection, table: str) -> str:
-    row = conn.execute(_NAME, [table]).fetchone()
-    if row is None:
-        raise NotConfigured(f"there is no table `{table}`", hint="name it as schema.table")
-    return str(row[0])
+    for query in _NAMES:
+        with suppress(psycopg.errors.InvalidName), conn.transaction():
+            if (row := conn.execute(query.encode(), [table]).fetchone()) is not None:
+                return str(row[0])
+    raise NotConfigured(f"there is no table `{table}`", hint="name it as schema.table")
 
 
 @contextmanager

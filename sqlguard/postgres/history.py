@@ -1,6 +1,7 @@
 """A row's life: every captured change with the agent, the reason and the values before and after."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -91,11 +92,15 @@ def history(conn: psycopg.Connection[Any], table: str, key: Key) -> list[Change]
 
 
 def _table(conn: psycopg.Connection[Any], table: str) -> tuple[Target, list[str]]:
-    row = conn.execute(
-        "SELECT g.relid::bigint, g.schema_name, g.table_name, g.key_columns FROM sqlguard.guarded_table g"
-        " WHERE g.relid = to_regclass(%(table)s) OR g.schema_name || '.' || g.table_name = %(table)s",
-        {"table": table},
-    ).fetchone()
+    row = None
+    # What is a name as it stands is not read as SQL: `a.B` may be another table than `a.b`.
+    for which in ("g.schema_name || '.' || g.table_name = %s", "g.relid = to_regclass(%s)"):
+        query = (
+            "SELECT g.relid::bigint, g.schema_name, g.table_name, g.key_columns"
+            f" FROM sqlguard.guarded_table g WHERE {which}"  # noqa: S608 (two conditions of ours)
+        )
+        with suppress(psycopg.errors.InvalidName), conn.transaction():
+            row = row or conn.execute(query.encode(), [table]).fetchone()
     if row is None:
         raise NotConfigured(f"`{table}` is not a guarded table", hint="`sqlguard tables` lists them")
     # Type names must come out qualified.
@@ -166,8 +171,9 @@ class _Life:
         if row["before"] is None:
             return None
         shape = self._images.shape(self._target, row["shape_id"])
-        query = sql.SQL("SELECT to_jsonb(%s::text::{})").format(shape.row_type)
-        found = self._conn.execute(query, [row["before"]]).fetchone()
+        # No parameter, because a `%` in a name would be one as well.
+        query = sql.SQL("SELECT to_jsonb({}::text::{})").format(sql.Literal(row["before"]), shape.row_type)
+        found = self._conn.execute(query).fetchone()
         return found[0] if found else None
 
     def _now(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
