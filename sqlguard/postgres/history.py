@@ -17,6 +17,9 @@ from sqlguard.postgres.undo_table import ROW, Target, read_target
 #: One value, or all columns of the key in order, or by name.
 Key = str | int | Sequence[Any] | Mapping[str, Any]
 
+_TABLE = """
+    SELECT g.relid::bigint, g.schema_name, g.table_name, g.key_columns FROM sqlguard.guarded_table g
+    WHERE """
 _CHANGES = """
     SELECT r.id AS row_change, c.id AS change_set, c.at, c.op, c.shape_id, r.key, r.new_key, r.before,
            c.action_id AS action, c.task_id AS task, coalesce(a.agent, t.agent) AS agent, a.reason,
@@ -95,12 +98,8 @@ def _table(conn: psycopg.Connection[Any], table: str) -> tuple[Target, list[str]
     row = None
     # What is a name as it stands is not read as SQL: `a.B` may be another table than `a.b`.
     for which in ("g.schema_name || '.' || g.table_name = %s", "g.relid = to_regclass(%s)"):
-        query = (
-            "SELECT g.relid::bigint, g.schema_name, g.table_name, g.key_columns"
-            f" FROM sqlguard.guarded_table g WHERE {which}"  # noqa: S608 (two conditions of ours)
-        )
         with suppress(psycopg.errors.InvalidName), conn.transaction():
-            row = row or conn.execute(query.encode(), [table]).fetchone()
+            row = row or conn.execute((_TABLE + which).encode(), [table]).fetchone()
     if row is None:
         raise NotConfigured(f"`{table}` is not a guarded table", hint="`sqlguard tables` lists them")
     # Type names must come out qualified.
