@@ -22,6 +22,7 @@ from sqlguard.wire import session as wire
 from sqlguard.wire.buffer import BACKEND_LIMITS, COPY_RUNS, Frame, FrameReader, Run, frontend_limits
 from sqlguard.wire.messages import Bind, Close, Execute, Parse, Query
 from sqlguard.wire.replies import ASKS, Expect
+from sqlguard.wire.states import State
 
 log = structlog.get_logger()
 _QUERY, _PARSE, _BIND, _EXECUTE, _CLOSE, _CALL = b"QPBECF"
@@ -65,6 +66,8 @@ class Observer:
             return  # until the session is there it's the login, which nobody needs to see
         try:
             for item in self._client.receive(data):
+                if self._books.state is State.CLOSED:
+                    return  # what a client sends behind its Terminate PostgreSQL does not read
                 if self._books.takes(item.kind):
                     self._take(item)
         except Exception as fault:  # whatever it is, the session must go on

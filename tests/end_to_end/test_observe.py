@@ -1,11 +1,12 @@
 """`serve --observe`: everything passes as it came, and what the guard would have done is counted."""
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -195,6 +196,17 @@ def test_a_client_that_leaves_before_it_says_who_it_is_is_told_nothing(watched: 
     with socket.create_connection(("127.0.0.1", int(watched.keywords["port"])), timeout=10) as client:
         client.sendall(b"X\0\0\0\4")
         assert client.recv(100) == b""
+
+
+def test_a_client_may_say_goodbye_twice(watched: Watched) -> None:
+    """node-postgres does, where a pool and a client are ended at once."""
+    with watched.connect() as conn:
+        conn.execute("SELECT 3 AS last")
+        with socket.socket(fileno=os.dup(conn.pgconn.socket)) as same:
+            same.sendall(b"X\0\0\0\4" * 2)
+            with suppress(OSError):  # PostgreSQL may be gone by now
+                same.sendall(b"X\0\0\0\4")
+    assert watched.verdicts() == {"SELECT ? AS last": "allow"}
 
 
 def test_only_listed_roles_are_observed(world: Wired) -> None:
