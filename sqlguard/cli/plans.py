@@ -1,7 +1,7 @@
 """`plan list|show`, `approve`, `reject`: what waits for a person, and what the person says."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import psycopg
@@ -98,14 +98,14 @@ def approve(
     with approver(dsn) as conn:
         found = plans.show(conn, plan)
         if revoke:
-            state = _decided(conn, lambda: plans.revoke(conn, plan, reason))
+            state = decided(conn, lambda: plans.revoke(conn, plan, reason))
         else:
             _show(found)
             if not typer.confirm(f"Approve plan {plan} as {conn.info.user}?", default=False):
                 out.print("nothing was approved")
                 raise typer.Exit(1)
             digest = str(found.document["digest"])
-            state = _decided(conn, lambda: plans.approve(conn, plan, digest, reason))
+            state = decided(conn, lambda: plans.approve(conn, plan, digest, reason))
     _say(plan, state, as_json=as_json)
 
 
@@ -122,21 +122,21 @@ def reject(
     Example: sqlguard reject 17 --reason "ask the customer first"
     """
     with approver(dsn) as conn:
-        state = _decided(conn, lambda: plans.reject(conn, plan, reason))
+        state = decided(conn, lambda: plans.reject(conn, plan, reason))
     _say(plan, state, as_json=as_json)
 
 
-def _decided(conn: psycopg.Connection[Any], decide: Any) -> str:
+def decided(conn: psycopg.Connection[Any], decide: Callable[[], str]) -> str:
+    """Return the state that a decision leads to. Raises Refused, also for who may not decide."""
     try:
-        state: str = decide()
+        return decide()
     except psycopg.errors.InsufficientPrivilege as fault:
         raise Refused(
-            f"`{conn.info.user}` may not decide over plans: {fault.diag.message_primary}",
+            f"`{conn.info.user}` may not decide: {fault.diag.message_primary}",
             hint=fault.diag.message_hint
             or "use your own login; an administrator makes it an approver with"
             " `GRANT sqlguard_approver TO …`",
         ) from None
-    return state
 
 
 def _say(plan: int, state: str, *, as_json: bool) -> None:

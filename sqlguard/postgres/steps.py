@@ -21,7 +21,7 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from sqlguard.errors import NotConfigured
+from sqlguard.errors import NotConfigured, Refused
 from sqlguard.journal import REDACTED, SECRET_COLUMNS, Intent
 from sqlguard.postgres import control, journal
 from sqlguard.postgres.connect import connect
@@ -42,7 +42,10 @@ class Waiting:
     arguments: dict[str, Any]
     reason: str | None
     confidence: float | None
-    approved: bool
+    approvals_needed: int
+    approved_by: list[str]
+    #: `open` or `approved`.
+    state: str
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
@@ -89,6 +92,16 @@ class Steps:
         """Write down how a call ended. Its result is what it is, so a journal that is gone raises nothing here."""
         with suppress(psycopg.Error):
             journal.record_event(self._conn, action, kind, detail)
+
+    def ticket(self, action: int) -> dict[str, Any]:
+        """Say what has become of a refused call: `state` (open, approved, rejected, used), who approved, why not."""
+        found = self._conn.execute("SELECT sqlguard.step_ticket(%s)", [action]).fetchone()
+        if found is None or found[0] is None:
+            raise Refused(
+                f"action {action} is no refused call of this task", hint="it is in the error's detail"
+            )
+        told: dict[str, Any] = found[0]
+        return told
 
     def close(self) -> None:
         self._conn.close()
@@ -147,7 +160,27 @@ def waiting(conn: psycopg.Connection[Any]) -> list[Waiting]:
         return cursor.execute(_WAITING).fetchall()
 
 
-def approve(conn: psycopg.Connection[Any], action: int, note: str | None = None) -> None:
-    """Let the refused call *action* be made once, within the hour; needs a member of `sqlguard_approver`."""
+def approve(conn: psycopg.Connection[Any], action: int, reason: str | None = None) -> str:
+    """
+    Let the refused call *action* be made once, within the hour; return its state, `open` if more have to approve.
+
+    Like the other decisions it needs a member of `sqlguard_approver`, or the operator; raises Refused.
+    """
+    return _decide(conn, action, "approve", reason)
+
+
+def reject(conn: psycopg.Connection[Any], action: int, reason: str) -> str:
+    """Refuse *action* for good; the agent reads the reason when it makes the same call again."""
+    return _decide(conn, action, "reject", reason)
+
+
+def revoke(conn: psycopg.Connection[Any], action: int, reason: str | None = None) -> str:
+    """Take the approvals of *action* back that were not used yet."""
+    return _decide(conn, action, "revoke", reason)
+
+
+def _decide(conn: psycopg.Connection[Any], action: int, decision: str, reason: str | None) -> str:
     with journal.translated():
-        conn.execute("SELECT sqlguard.approve_step(%s, %s)", [action, note])
+        row = conn.execute("SELECT sqlguard.decide_step(%s, %s, %s)", [action, decision, reason]).fetchone()
+    assert row is not None  # noqa: S101 (the function returns one row or raises)
+    return str(row[0])

@@ -460,7 +460,7 @@ def test_a_parameter_s_type_picks_an_operator(lab: Lab, mallory: Agent) -> None:
         "SELECT * FROM sqlguard.begin_step('{}')",
         "SELECT * FROM sqlguard.lease_own_statements(1, 1)",
         "SELECT sqlguard.decide_plan(1, 'approve', '', NULL)",
-        "SELECT sqlguard.approve_step(1)",
+        "SELECT sqlguard.decide_step(1, 'approve')",
         "SELECT * FROM sqlguard.claim_key('k', 'h', 1)",
         "SELECT sqlguard.keep_result('k', 'DELETE 1')",
         "SELECT sqlguard.transaction_samples(9)",

@@ -268,7 +268,7 @@ def test_an_irreversible_call_needs_an_approval_for_each(world: World, bank: Ban
         (ticket,) = waiting(world.op)
         assert caught.value.detail == f"action {ticket.action}"
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            world.agents[0].conn.execute("SELECT sqlguard.approve_step(%s)", [ticket.action])
+            world.agents[0].conn.execute("SELECT sqlguard.decide_step(%s, 'approve')", [ticket.action])
         with world.database.connect() as dana:
             dana.execute("CREATE ROLE sg_step_dana LOGIN IN ROLE sqlguard_approver")
             dana.execute("SET SESSION AUTHORIZATION sg_step_dana")

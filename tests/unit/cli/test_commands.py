@@ -150,7 +150,13 @@ def test_help_has_an_example(
 
 
 @pytest.mark.parametrize(
-    "words", [("approve", "17"), ("reject", "17", "--reason", "no"), ("step", "approve", "17")]
+    "words",
+    [
+        ("approve", "17"),
+        ("reject", "17", "--reason", "no"),
+        ("step", "approve", "17"),
+        ("step", "reject", "17", "--reason", "no"),
+    ],
 )
 def test_no_file_of_the_working_directory_says_where_a_person_decides(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]
