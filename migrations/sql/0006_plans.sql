@@ -211,16 +211,19 @@ CREATE FUNCTION sqlguard.unguarded() RETURNS jsonb
 CREATE FUNCTION sqlguard.touched(tx xid8, only_action bigint, outside jsonb) RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
+        WITH changed AS (
+            SELECT s.relid, s.schema_name || '.' || s.table_name AS name FROM sqlguard.change_set s
+                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+            UNION
+            SELECT c.oid, u ->> 'table' FROM jsonb_array_elements(outside) u
+                LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace)
+                    ON c.relispartition AND n.nspname || '.' || c.relname = u ->> 'table')
         SELECT coalesce(jsonb_agg(q.name ORDER BY q.name), '[]') FROM (
-            SELECT s.schema_name || '.' || s.table_name AS name FROM sqlguard.change_set s
-                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+            SELECT name FROM changed
             UNION
-            SELECT c.relnamespace::regnamespace::text || '.' || c.relname
-                FROM sqlguard.change_set s CROSS JOIN LATERAL pg_partition_ancestors(s.relid) p
-                JOIN pg_class c ON c.oid = p.relid
-                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
-            UNION
-            SELECT u ->> 'table' FROM jsonb_array_elements(outside) u) q
+            SELECT n.nspname || '.' || c.relname
+                FROM changed CROSS JOIN LATERAL pg_partition_ancestors(relid) p
+                JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace) q
     $$;
 
 -- Sequences that the transaction has used: it keeps a lock on each. What they stand at tells whether they were used again.
@@ -351,7 +354,8 @@ CREATE FUNCTION sqlguard.written_digest(tx xid8, only_action bigint, steady json
                     AND s.op IN ('insert', 'update') AND s.depth = 0 AND cardinality(s.key_columns) > 0
                     AND steady #> ARRAY[s.action_id::text, n.relation::text] IS NOT NULL
                     AND NOT EXISTS (SELECT FROM sqlguard.change_set x
-                                    WHERE x.txid = tx AND x.relid = s.relid AND x.id > s.id AND x.op <> 'insert')
+                                    WHERE x.txid = tx AND x.relid = s.relid AND x.op <> 'insert' AND x.id <> s.id
+                                        AND (x.id > s.id OR x.depth > 0))
                 ORDER BY s.action_id, s.schema_name, s.table_name, s.op, s.id
             LOOP
                 names := ARRAY(SELECT a.attname::text FROM pg_attribute a

@@ -193,7 +193,7 @@ def test_a_gate_sees_the_classes_of_all_tables_that_are_reached(shop: Database) 
         assert db.execute("DELETE FROM customers WHERE id = 2").committed
         # By a trigger, in an unguarded table.
         with pytest.raises(ApprovalRequired, match="class `legal`"):
-            db.execute("UPDATE orders SET n = 0 WHERE id = 1")
+            db.execute("UPDATE orders SET n = 0 WHERE id = 2")
         assert db.execute("INSERT INTO orders (customer_id, n) VALUES (1, 1)").committed
         # A partition has the class of its table.
         with pytest.raises(Refused, match="class `by_partition`"):
