@@ -21,6 +21,12 @@ REASONS = {
     "test_executemany_server_failure_during_writes": (
         "counts how much it could send before it heard of an error: on a busy machine that may be everything"
     ),
+    "pg-pool: connection timeout should ": "gives a connection 100 ms to be there, too little on a busy machine",
+    "pg-pool: events emits acquire": "gives ten connections 100 ms to be there, too little on a busy machine",
+    "pg-pool: idle timeout": "expects the first of two connections to be there first",
+    "LogicalReplicationTest": (
+        "streams every change of the database: what the observing proxy writes down in it is among them"
+    ),
 }
 #: Seconds that one run may take.
 LIMIT = 2400
