@@ -87,13 +87,9 @@ def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any
     """Run the statement and take it back; return its answer, and what the database says of it."""
     conn = planner.work
     opening, closing = ("BEGIN READ WRITE", "ROLLBACK") if own else _inside()
-    if run.decision.count is not None:
-        conn.execute(opening.encode())
-        opening = ""
-        planner.measure(run.decision, run.params)
     with together(conn):
-        if opening:
-            conn.execute(opening.encode())
+        conn.execute(opening.encode())
+        planner.measure(run.decision, run.params)
         conn.execute(_CLAIM, [str(run.action)])
         conn.execute(plans.BEGIN)
         answer = psycopg.RawCursor(conn).execute(run.decision.text.encode(), run.params)
