@@ -147,7 +147,6 @@ CREATE TABLE sqlguard.action (
     hash bytea
 );
 CREATE INDEX action_task ON sqlguard.action (task_id, id);
-CREATE INDEX action_key ON sqlguard.action (task_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 CREATE TABLE sqlguard.event (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
