@@ -1,7 +1,7 @@
 """`plan list|show`, `approve`, `reject`: what waits for a person, and what the person says."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import psycopg
@@ -181,8 +181,17 @@ def _show(plan: plans.Plan) -> None:
     for sample in document["samples"][:_SHOWN]:
         _sample(sample)
     _cut(document["affected_rows"], "rows", shown=min(len(document["samples"]), _SHOWN))
-    if document["sequences"]:
-        out.print(f"not taken back: {', '.join(document['sequences'])} (sequences)", markup=False)
+    for line in _moved(document):
+        out.print(line, markup=False)
+
+
+def _moved(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say which sequences a roll-back leaves moved, and which statement of several it was."""
+    places = {step["action"]: n for n, step in enumerate(document["statements"], 1)}
+    for moved in document["sequences_by_action"]:
+        place = places.get(moved["action"])
+        where = f" of statement {place}" if place and len(places) > 1 else ""
+        yield f"not taken back: {', '.join(moved['sequences'])} (sequences{where})"
 
 
 def _tables(document: Mapping[str, Any]) -> None:

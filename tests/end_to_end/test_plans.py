@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
@@ -14,7 +15,9 @@ import pytest
 from end_to_end.inprocess import Proxy, proxy
 from postgres.test_plans import POLICY, World, plan_shop
 from psycopg import pq
+from typer.testing import CliRunner
 
+from sqlguard.cli import app
 from sqlguard.dsn import url
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.policy import parse_policy
@@ -248,6 +251,25 @@ def test_a_preview_is_a_plan(shop: Shop, run: Any) -> None:
     assert (block.document["is_block"], len(block.document["statements"])) == (True, 2)
     shop.approve(single.id)
     assert run(agent, DELETE, 1).statusmessage == "DELETE 1"
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_sequences_of_each_statement(shop: Shop, run: Any, staged: bool) -> None:  # noqa: FBT001
+    agent = shop.agent(plan_only=staged)
+    if not staged:
+        agent.execute("SET sqlguard.dry_run = on")
+    agent.execute("BEGIN")
+    run(agent, f"INSERT INTO orders (customer_id) VALUES (%s) {SURE}", 1)
+    run(agent, f"UPDATE customers SET name = 'b' WHERE id = %s {SURE}", 1)
+    run(agent, f"INSERT INTO orders (customer_id) VALUES (%s) {SURE}", 1)
+    with pytest.raises(psycopg.DatabaseError) if staged else nullcontext():
+        agent.execute("COMMIT")
+    (plan,) = plans.list_plans(shop.owner)
+    places = [step["action"] for step in plan.document["statements"]]
+    moved = [(places.index(m["action"]), m["sequences"]) for m in plan.document["sequences_by_action"]]
+    assert moved == [(0, ["public.orders_id_seq"]), (2, ["public.orders_id_seq"])]
+    shown = CliRunner().invoke(app, ["plan", "show", str(plan.id), "--dsn", shop.database.owner_dsn]).output
+    assert "not taken back: public.orders_id_seq (sequences of statement 3)" in " ".join(shown.split())
 
 
 def test_plan_only(shop: Shop, run: Any) -> None:
