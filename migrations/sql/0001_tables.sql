@@ -172,13 +172,13 @@ CREATE TABLE sqlguard.change_set (
     relid oid NOT NULL,
     schema_name text NOT NULL,
     table_name text NOT NULL,
-    op text NOT NULL CHECK (op IN ('insert', 'update', 'delete', 'soft_delete', 'rekey')),
+    op text NOT NULL,  -- insert, update, delete, soft_delete, rekey; PostgreSQL reads a CHECK anew in every statement
     rows bigint NOT NULL,
     key_columns text[],
     shape_id bigint NOT NULL,
     depth integer NOT NULL DEFAULT 0
 );
-CREATE INDEX change_set_txid ON sqlguard.change_set (txid);
+CREATE INDEX change_set_txid ON sqlguard.change_set (txid, statement_at);
 CREATE INDEX change_set_task ON sqlguard.change_set (task_id, action_id);
 
 -- The one table with a row per changed row: one index, no checks, ids from a cached sequence. Its partitions are periods

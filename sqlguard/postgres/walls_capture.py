@@ -35,20 +35,24 @@ MANY = 100_000
 # A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')
 
-# Judges, keeps the change set, then its rows. (One plan with all of them in CTEs takes longer to start.) What the
-# quick judgement leaves open is judged by `note_change`, which raises if it must not be.
+# Judges and keeps the change set in one statement, then its rows. (One plan with the rows in a CTE takes longer to
+# start.) What the quick judgement leaves open is judged by `note_change`, which raises if it must not be. A statement
+# that changed nothing keeps nothing, but has to be allowed to write.
 _KEEP = sql.SQL("""
-    SELECT j.task_id, j.action_id, j.remaining INTO task, action, remaining
-        FROM sqlguard.judge({root}, {operation}, tx, current_setting('sqlguard.action', true)) j;
-    quick := shape = {shape} AND total BETWEEN 1 AND remaining;
-    IF quick THEN
+    IF total > 0 THEN
         INSERT INTO sqlguard.change_set (id, action_id, task_id, txid, relid, schema_name, table_name, op, rows,
                                          key_columns, shape_id, depth)
             OVERRIDING SYSTEM VALUE
-            VALUES (change, action, task, tx, TG_RELID, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation},
-                    total, {columns}, shape, pg_trigger_depth() - 1);
+            SELECT change, j.action_id, j.task_id, tx, TG_RELID, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation},
+                   total, {columns}, shape, pg_trigger_depth() - 1
+            FROM sqlguard.judge({root}, {operation}, tx, current_setting('sqlguard.action', true)) j
+            WHERE total <= j.remaining AND shape = {shape};
+        quick := FOUND;
+    ELSE
+        quick := shape = {shape} AND EXISTS (
+            SELECT FROM sqlguard.judge({root}, {operation}, tx, NULL) j WHERE j.remaining IS NOT NULL);
     END IF;{rows}
-    IF NOT coalesce(quick, false) AND (total > 0 OR remaining IS NULL OR shape <> {shape}) THEN
+    IF NOT quick THEN
         PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, {operation}, total,
                                      {columns}, shape, {nested});
     END IF;""")
@@ -100,12 +104,9 @@ DECLARE  -- version {version}
     change bigint := nextval('sqlguard.change_set_id_seq');
     shape bigint := sqlguard.shape_key({oid}::regclass);
     tx xid8 := pg_current_xact_id();
-    task text;
-    action bigint;
     operation text;
     total bigint;
     marked bigint;
-    remaining bigint;
     quick boolean;
 BEGIN
     IF TG_OP = 'INSERT' THEN{insert_check}

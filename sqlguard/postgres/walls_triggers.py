@@ -32,7 +32,7 @@ STAMP = "zz_sqlguard_stamp"
 
 _SMUGGLING = sql.SQL("""
 BEGIN
-    IF OLD.{at} IS NULL AND NOT record_image_eq(ROW({new}), ROW({old})) THEN
+    IF {task} AND OLD.{at} IS NULL AND NOT record_image_eq(ROW({new}), ROW({old})) THEN
         RAISE EXCEPTION 'deleted_at and deleted_by_agent of `%.%` are set by the database alone',
             TG_TABLE_SCHEMA, TG_TABLE_NAME
             USING ERRCODE = 'SG002', HINT = 'use DELETE to delete rows; ask the operator to restore them';
@@ -251,7 +251,8 @@ def _bookkeeping(facts: Facts, relation: Relation) -> Iterator[Wanted]:
     update that does not name these columns pays next to nothing. (A BEFORE ROW trigger would lock each row first:
     18 % of a bulk UPDATE.) Only a statement that names other columns too can smuggle a change into a soft delete,
     so the comparison of whole rows, 12 % of a bulk delete, is a trigger of its own that others never reach. Its
-    function makes it, not its WHEN: PostgreSQL reads a WHEN anew in every statement, the owner's as well.
+    function makes it and asks whose session it is, not its WHEN: PostgreSQL reads a WHEN anew in every statement,
+    the owner's as well.
     """
     if relation.is_partition:
         return  # row triggers of a partitioned table are cloned
@@ -285,7 +286,7 @@ def _smuggling(relation: Relation) -> Iterator[Wanted]:
             "sqlguard_smuggling",
             "AFTER UPDATE | FOR EACH ROW",
             columns=others,
-            when=sql.SQL("NEW.{} IS NOT NULL AND {}").format(sql.Identifier(DELETED_AT), TASK_SESSION),
+            when=sql.SQL("NEW.{} IS NOT NULL").format(sql.Identifier(DELETED_AT)),
             function=function_name(relation, "smuggling"),
         )
 
@@ -300,6 +301,7 @@ def _others(relation: Relation) -> list[str]:
 def _smuggling_body(relation: Relation) -> sql.Composed:
     others = _others(relation)
     return _SMUGGLING.format(
+        task=TASK_SESSION,
         at=sql.Identifier(DELETED_AT),
         new=sql.SQL(", ").join(sql.SQL("NEW.{}").format(sql.Identifier(n)) for n in others),
         old=sql.SQL(", ").join(sql.SQL("OLD.{}").format(sql.Identifier(n)) for n in others),
