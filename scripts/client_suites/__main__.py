@@ -148,6 +148,8 @@ def _compare(suite: Suite, bindir: Path, folder: Path) -> dict[str, object]:
                 with psycopg.connect(dsn) as conn:
                     for one in read_observations(conn):
                         counts[one.verdict] = counts.get(one.verdict, 0) + one.count
+                        if one.verdict == "unknown":
+                            print(f"  not followed: {one.sample}, {one.count} times")
     different = _different(runs["direct"], runs["proxy"])
     unexplained = []
     for test, (direct, proxied) in different.items():
