@@ -166,11 +166,12 @@ class _Drafting:
             there = self.secured.get(oid) or Secured(
                 table.schema, table.name, table.row_security, frozenset()
             )
-            found = scoped(there, name, self.group, entry.scope or "")
+            before_16 = not leases.has_grant_options(self.conn)
+            found = scoped(there, name, self.group, entry.scope or "", can_become_agent=before_16)
             if found:
                 self.lacking += _lacking_owner(self.conn, oid)
                 self.statements += found
-                self.secured[oid] = there.with_scope(name)
+                self.secured[oid] = there.with_scope(name, can_become_agent=before_16)
         for oid in [o for o, there in self.secured.items() if name in there.policies and o not in scopes]:
             self._unscope(oid, name)
 

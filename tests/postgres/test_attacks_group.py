@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 from servers import Database
-from task_world import shop
+from task_world import POLICY, shop
 
 from sqlguard.postgres.leases import has_grant_options
 from sqlguard.postgres.sweep import sweep
@@ -43,3 +43,31 @@ def test_nothing_runs_with_a_group_s_rights_when_its_task_is_over(database: Data
                     nobody.execute(text.encode())
         members = "SELECT count(*) FROM pg_auth_members WHERE roleid = %s::regrole AND member = current_user::regrole"
         assert world.op.execute(members, [group]).fetchone() == (0,)
+
+
+def test_a_row_scope_holds_whatever_role_its_session_takes(database: Database) -> None:
+    """What PUBLIC may read, the group of all groups may read as well, and no row scope is for that one."""
+    scope = POLICY.replace('[tables."public.orders"]', '[tables."public.orders"]\nrows = "customer_id = :c"')
+    with shop(database) as world:
+        world.op.execute("GRANT SELECT, UPDATE ON orders TO PUBLIC")
+        world.apply(scope)
+        task = open_task(world.op, agent="mallory", policy="support", params={"c": "42"})
+        agent = database.connect(database.dsn_for(task.role, task.password))
+        agent.execute("SET default_transaction_read_only = off")
+        (group,) = world.op.execute("SELECT group_role FROM sqlguard.lease").fetchall()[0]
+        for role, seen in (("NONE", 20), (group, 20), ("sqlguard_agent", 0)):
+            try:
+                agent.execute(f"SET ROLE {role}".encode())
+            except psycopg.errors.InsufficientPrivilege:
+                assert has_grant_options(world.op)
+                continue
+            assert agent.execute("SELECT count(*) FROM orders").fetchone() == (seen,)
+            text = "UPDATE orders SET note = 'x' WHERE customer_id = 43"
+            assert agent.execute(text.encode()).rowcount == 0
+        # The last scope takes along what came with it.
+        end_task(world.op, task.task.id, "over")
+        world.apply(POLICY)
+        names = (
+            "SELECT polname FROM pg_policy WHERE polrelid = 'orders'::regclass AND polname ~ 'rows|unscoped'"
+        )
+        assert world.op.execute(names.encode()).fetchall() == []
