@@ -86,14 +86,17 @@ class Berth:
         self.was_active = True
         self.active_at = monotonic()
         self._moor(backend)
-        client.take_over(self._guarded(self._from_client), self._client_ended, self._gone, first)
+        client.take_over(self._from_client, self._client_ended, self._gone, first)
 
     # --- what the sockets call
 
     def _from_client(self, data: bytes) -> None:
         self.was_active = True
         if self._side is not None:
-            self.session.from_client(data)
+            try:
+                self.session.from_client(data)
+            except Exception as fault:
+                self._failed(fault)
             return
         self._waiting.append(data)
         self._client.pause("the session has no server")
@@ -102,7 +105,10 @@ class Berth:
 
     def _from_server(self, data: bytes) -> None:
         self.was_active = True
-        self.session.from_server(data)
+        try:
+            self.session.from_server(data)
+        except Exception as fault:
+            self._failed(fault)
 
     def _client_ended(self) -> None:
         if self._side is not None:
@@ -117,19 +123,15 @@ class Berth:
             self._coming.cancel()
         self._lost()
 
-    def _guarded(self, take: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        def deliver(data: bytes) -> None:
-            session = self.session
-            try:
-                take(data)
-            except ProtocolViolation as fault:
-                log.warning("protocol violation", error=fault.message, task=session.login.task.id)
-                session.fatal(fault)
-            except Exception:
-                log.exception("session failed", task=session.login.task.id)
-                session.fatal(SqlguardError("the proxy could not handle the message"))
-
-        return deliver
+    def _failed(self, fault: Exception) -> None:
+        """End the session, whose call has raised *fault*."""
+        session = self.session
+        if isinstance(fault, ProtocolViolation):
+            log.warning("protocol violation", error=fault.message, task=session.login.task.id)
+            session.fatal(fault)
+        else:
+            log.error("session failed", exc_info=fault, task=session.login.task.id)
+            session.fatal(SqlguardError("the proxy could not handle the message"))
 
     # --- leaving
 
@@ -150,7 +152,8 @@ class Berth:
         if side is None:
             return
         # What it still says, or that it closes, is nobody's business any more.
-        side.deliver, side.lost, side.ended = _ignore, None, None
+        side.deliver_to(_ignore)
+        side.lost = side.ended = None
         side.other = self._client.other = None
         side.write(Terminate().encode())
         # PostgreSQL closes when its process ends: until then the place is taken.
@@ -189,9 +192,8 @@ class Berth:
             return
         waiting, self._waiting = self._waiting, []
         self._moor(backend)
-        deliver = self._guarded(self.session.from_client)
         for data in waiting:
-            deliver(data)
+            self._from_client(data)
         self._client.resume("the session has no server")
         if self._has_ended:
             self.session.client_ended()
@@ -204,7 +206,7 @@ class Berth:
             data = BackendKeyData.decode(backend.key_data[_BODY:])
             self.key = CancelRequest(data.pid, data.key)
         self._client.other, side.other = side, self._client
-        side.take_over(self._guarded(self._from_server), self._gone, self._gone, backend.rest)
+        side.take_over(self._from_server, self._gone, self._gone, backend.rest)
 
 
 def _ignore(_: bytes) -> None:

@@ -28,16 +28,15 @@ from sqlguard.wire.reports import error_response
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
-_PARSE, _BIND, _CLOSE, _EXECUTE, _SYNC, _CALL = b"PBCESF"
+_PARSE, _BIND, _DESCRIBE, _CLOSE, _EXECUTE, _SYNC, _CALL = b"PBDCESF"
 _PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
-_PLAIN_SYNC = PLAIN[Reply.SYNC]
 #: What drivers send behind a Bind, and what is expected for all of it.
 _RUNS = Execute(b"").encode() + Sync().encode()
 _TAILS = {
-    _RUNS: [PLAIN[r] for r in (Reply.BIND, Reply.EXECUTE, Reply.SYNC)],
-    Describe(is_portal=True, name=b"").encode() + _RUNS: [
+    _RUNS: tuple(PLAIN[r] for r in (Reply.BIND, Reply.EXECUTE, Reply.SYNC)),
+    Describe(is_portal=True, name=b"").encode() + _RUNS: tuple(
         PLAIN[r] for r in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.SYNC)
-    ],
+    ),
 }
 _SYNC_BYTES = Sync().encode()
 _HEADER_BYTES = 5
@@ -79,29 +78,38 @@ class Extended(Steps):
 
     # --- the fastest way
 
-    def passes(self, data: bytes) -> bool:  # noqa: C901, PLR0911 (one loop over a few bytes: the hot path)
+    # long: one loop over a few bytes, the hot path
+    def passes(self, data: bytes) -> bool:  # noqa: C901, PLR0911 (the same)
         """
         Forward *data* at once if it runs plain reads on the unnamed portal, up to its one Sync at the end.
 
         That is what drivers send most. False if it has to be looked at message by message; nothing is done then.
         """
-        session, passing = self._session, self._session.passing
-        if passing is None or self.is_open or self._portals.is_used or session.memory.is_open:
+        session, portals = self._session, self._portals
+        passing = session.passing
+        if passing is None or self.is_open or portals.known or portals.pending or session.memory.is_open:
             return False
         statement, portal = self._plain_statement, self._plain
-        replies: list[Expect] = []
+        replies: tuple[Expect, ...] = ()
         at, size = 0, len(data)
         while size - at >= _HEADER_BYTES:
             kind, length = HEADER.unpack_from(data, at)
             end = at + 1 + length
             if kind == _BIND:
-                prepared = self._plainly_bound(data, at, statement)
-                if prepared is None:
+                # The portal comes first, and has no name here, and then the statement.
+                name = data[at + _HEADER_BYTES + 1 : data.find(b"\0", at + _HEADER_BYTES + 1, end)]
+                prepared = self._statements.find(name) if name else statement
+                if (
+                    data[at + _HEADER_BYTES]
+                    or prepared is None
+                    or not prepared.is_fast
+                    or prepared.gate is not passing.gate
+                ):
                     return False
                 portal = prepared.portal
                 tail = _TAILS.get(data[end:])
                 if tail is not None:
-                    replies += tail
+                    replies = replies + tail if replies else tail
                     at, kind = size, _SYNC
                     break
             elif kind == _EXECUTE:
@@ -111,28 +119,17 @@ class Extended(Steps):
                 statement = passing.prepared(data[at:end])
                 if statement is None or self._statements.find(b"") is not None:
                     return False
-            elif kind not in b"DS":
+            elif kind != _DESCRIBE and (kind != _SYNC or end != size):
                 return False
-            replies.append(_PLAIN[kind])
+            replies += (_PLAIN[kind],)
             at = end
-        if at != size or kind != _SYNC or replies.index(_PLAIN_SYNC) != len(replies) - 1:
+        if at != size or kind != _SYNC:
             return False
         session.books.expect_plainly(replies)
         self._plain_statement, self._plain = statement, portal
         passing.hits += 1
         session.server.write(data)
         return True
-
-    def _plainly_bound(self, data: bytes, at: int, unnamed: Prepared | None) -> Prepared | None:
-        """Return what the Bind at *at* binds to the unnamed portal, if that is a plain read."""
-        name = at + _HEADER_BYTES + 1
-        stop = data.find(b"\0", name)
-        if data[name - 1] or stop < 0:
-            return None
-        prepared = self._statements.find(data[name:stop]) if stop > name else unnamed
-        if prepared is None or not prepared.is_fast or prepared.gate is not self._session.gate:
-            return None
-        return prepared
 
     # --- the fast way
 

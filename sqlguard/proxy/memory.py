@@ -59,24 +59,23 @@ class Memory:
         self.texts: Mapping[str, str] = {}
         self._begin: _Moment | None = None
         self._savepoints: list[tuple[str, _Moment]] = []
+        #: A transaction is open, the client's or an implicit one.
+        self.is_open = False
 
     def start_with(self, name: str, value: str) -> None:
         """Take a setting that came with the start of the session: RESET goes back to it."""
         if name.startswith(_OWN):
             self.settings = self._lasting = self._first = self.settings.having(name, value)
 
-    @property
-    def is_open(self) -> bool:
-        return self._begin is not None
-
     def begin(self) -> None:
         """A transaction has begun, the client's or an implicit one."""
         if self._begin is None:
             self._begin = self._moment()
+            self.is_open = True
 
     def end(self, *, committed: bool, previewed: bool = False) -> None:
         """The transaction is over; what was *previewed* looks committed to the client, but its tables are gone."""
-        begin, self._begin = self._begin, None
+        begin, self._begin, self.is_open = self._begin, None, False
         self._savepoints.clear()
         if self.state.cursors:
             self.state = self.state.after(cursors={})

@@ -33,58 +33,58 @@ def misleading(name: bytes, encoding: str) -> str | None:
 
 class Names(Generic[T]):
     def __init__(self) -> None:
-        self._known: dict[bytes, T] = {}
+        self.known: dict[bytes, T] = {}
         #: Made (or, with None, closed) by messages that are not answered yet.
-        self._pending: dict[bytes, T | None] = {}
+        self.pending: dict[bytes, T | None] = {}
 
     def find(self, name: bytes) -> T | None:
         """Return what *name* will mean when a message sent now reaches the server."""
-        if name in self._pending:
-            return self._pending[name]
-        return self._known.get(name)
+        if name in self.pending:
+            return self.pending[name]
+        return self.known.get(name)
 
     def settled(self, name: bytes) -> T | None:
         """Return what *name* means if no message about it is under way."""
-        return None if name in self._pending else self._known.get(name)
+        return None if name in self.pending else self.known.get(name)
 
     def make(self, name: bytes, value: T) -> Callable[[Expect], None]:
         """Note that *name* is being made; what is returned must be told how it went."""
-        self._pending[name] = value
+        self.pending[name] = value
 
         def done(expect: Expect) -> None:
-            if self._pending.get(name) is value:
-                del self._pending[name]
+            if self.pending.get(name) is value:
+                del self.pending[name]
             if expect.failed is None:
-                self._known[name] = value
+                self.known[name] = value
 
         return done
 
     def close(self, name: bytes) -> Callable[[Expect], None]:
         """Note that *name* is being closed; what is returned must be told how it went."""
-        self._pending[name] = None
+        self.pending[name] = None
 
         def done(expect: Expect) -> None:
-            if name in self._pending and self._pending[name] is None:
-                del self._pending[name]
+            if name in self.pending and self.pending[name] is None:
+                del self.pending[name]
             if expect.failed is None:
-                self._known.pop(name, None)
+                self.known.pop(name, None)
 
         return done
 
     def keep(self, name: bytes, value: T) -> None:
-        self._known[name] = value
+        self.known[name] = value
 
     def forget(self, name: bytes) -> None:
-        self._known.pop(name, None)
+        self.known.pop(name, None)
 
     @property
     def is_used(self) -> bool:
-        return bool(self._known or self._pending)
+        return bool(self.known or self.pending)
 
     def items(self) -> list[tuple[bytes, T]]:
         """Return what the server has made."""
-        return list(self._known.items())
+        return list(self.known.items())
 
     def clear(self) -> None:
         """Forget what the server has made; what is under way comes after whatever cleared it."""
-        self._known.clear()
+        self.known.clear()

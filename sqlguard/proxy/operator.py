@@ -113,7 +113,8 @@ class Operator:
             if found is not None:
                 self._past += _counts(*found)
             context = Context(self.catalog, login.policy, None)
-            found = TimedGate(context, metrics=self.metrics), Passing()
+            gate = TimedGate(context, metrics=self.metrics)
+            found = gate, Passing(gate)
             self._gates[key] = found
         return found
 

@@ -5,6 +5,7 @@ decided.
 
 from typing import Generic, TypeVar
 
+from sqlguard.gate import Gate
 from sqlguard.proxy.likeness import likeness
 from sqlguard.proxy.portals import Prepared
 
@@ -40,9 +41,15 @@ class Recent(dict[bytes, V], Generic[V]):
 
 
 class Passing:
-    """`texts` are Query and Parse messages, a Parse with what it prepares; `alike` are likenesses of Query messages."""
+    """
+    What *gate* lets pass.
 
-    def __init__(self) -> None:
+    `texts` are Query and Parse messages, a Parse with what it prepares; `alike` are likenesses of Query messages.
+    """
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
+        self.catalog = None if gate is None else gate.context.catalog
         self.hits = 0
         self.texts: Recent[Prepared | None] = Recent(_ENTRIES)
         self.alike: Recent[None] = Recent(_ENTRIES)

@@ -43,6 +43,7 @@ from sqlguard.wire.reports import from_error
 log = structlog.get_logger()
 _COPY = frozenset(b"dcf")
 _QUERY, _TERMINATE = b"QX"
+_READY = wire.State.READY
 _SYNC = Sync().encode()
 _READ_ONLY = b"default_transaction_read_only"
 
@@ -76,6 +77,7 @@ class AgentSession:
         #: Actions of the open transaction, settled when it ends.
         self.open_actions: list[tuple[int, dict[str, Any]]] = []
         self._reader = FrameReader(frontend_limits(max_message_bytes), COPY_RUNS)
+        self._is_whole = True  # the reader holds no part of a message
         self._inbox = Inbox(client)
         self._slow: asyncio.Task[None] | None = None
         self._quiet = asyncio.Event()
@@ -84,6 +86,8 @@ class AgentSession:
         self._is_ahead = False
         self._gate, self._passing = operator.gate(login)
         self._search_path = self.memory.state.search_path
+        #: The last state of `memory` in which texts were found to mean what they mean to every session.
+        self._plain_state: Session | None = None
         self.newest = Newest(operator)
         self._simple = Simple(self)
         self.extended = Extended(self)
@@ -96,8 +100,13 @@ class AgentSession:
 
     def from_client(self, data: bytes) -> None:
         """Take bytes of the client. Raises ProtocolViolation."""
-        if self._slow is None and self._passes(data):
-            return
+        if self._slow is None and self._is_whole and self.books.state is _READY:
+            # Most of it is known to pass, and is forwarded in this call.
+            if data[0] == _QUERY:
+                if self._simple.passes(data):
+                    return
+            elif data[-5:] == _SYNC and self.extended.passes(data):
+                return
         self.server.cork()
         try:
             for item in self._reader.receive(data):
@@ -109,17 +118,10 @@ class AgentSession:
                     self._slow.add_done_callback(self._drained)
         finally:
             self.server.uncork()
+        self._is_whole = self._reader.is_between_messages
         if len(self.books.expected) > WAITING:
             self._is_ahead = True
             self.client.pause("too many answers are due")
-
-    def _passes(self, data: bytes) -> bool:
-        """Forward at once what is known to pass, as most of it is; False if it has to be looked at."""
-        if self.books.state is not wire.State.READY or not self._reader.is_between_messages:
-            return False
-        if data[0] == _QUERY:
-            return self._simple.passes(data)
-        return data[-5:] == _SYNC and self.extended.passes(data)
 
     def client_ended(self) -> None:
         """The client sends no more; what it has asked is still answered."""
@@ -266,23 +268,21 @@ class AgentSession:
 
     @property
     def gate(self) -> Gate:
-        if self._gate.context.catalog is not self.operator.catalog:
+        if self._passing.catalog is not self.operator.catalog:
             self._gate, self._passing = self.operator.gate(self.login)
         return self._gate
 
     @property
     def passing(self) -> Passing | None:
         """Return what is known to pass, None if in this session the same text may mean something else."""
-        state = self.memory.state
-        if (
-            self._gate.context.catalog is not self.operator.catalog
-            or state.temporary
-            or state.search_path is not self._search_path
-            or self.books.parameters.get("client_encoding") != "UTF8"
-            or self.budgets.is_rated
-        ):
+        passing, state = self._passing, self.memory.state
+        if passing.catalog is not self.operator.catalog or not self.books.is_utf8:
             return None
-        return self._passing
+        if state is not self._plain_state:
+            if state.temporary or state.search_path is not self._search_path or self.budgets.is_rated:
+                return None
+            self._plain_state = state
+        return passing
 
     @property
     def in_block(self) -> bool:

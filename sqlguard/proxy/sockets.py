@@ -2,8 +2,9 @@
 The two sockets of a session, as asyncio protocols.
 
 Before the session exists a coroutine reads from them (`some`); afterwards every chunk goes straight to the
-session. A socket is read only while nobody objects: the other side, because its send buffer is full, or the
-session, because too much waits in it already. So a slow reader holds up nobody else and memory stays bounded.
+session: the transport calls what `take_over` was given, with nothing in between. A socket is read only while nobody
+objects: the other side, because its send buffer is full, or the session, because too much waits in it already. So a
+slow reader holds up nobody else and memory stays bounded.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ class Closed(ConnectionError):
     """The peer went away."""
 
 
-class Side(asyncio.Protocol):
-    """One socket. `deliver` is set when the session takes over; `lost` is called once when it is gone."""
+class Side(asyncio.BaseProtocol):
+    """One socket. `data_received` is the session's when it has taken over; `lost` is called once when it is gone."""
 
     def __init__(self, open_sides: "set[Side]") -> None:
         """*open_sides* holds this one as long as its socket is there."""
         self._open_sides = open_sides
         self.transport: asyncio.Transport | None = None
-        self.deliver: Callable[[bytes], None] | None = None
+        self.data_received: Callable[[bytes], None] = self._hold
         self.ended: Callable[[], None] | None = None
         self.lost: Callable[[], None] | None = None
         self.other: Side | None = None
@@ -62,10 +63,8 @@ class Side(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=HIGH_WATER)
         keep_alive(self.transport.get_extra_info("socket"))
 
-    def data_received(self, data: bytes) -> None:
-        if self.deliver is not None:
-            self.deliver(data)
-            return
+    def _hold(self, data: bytes) -> None:
+        """Keep what comes while nobody has taken over."""
         self._buffer += data
         self._arrived.set()
         # asyncio ignores pause_reading() in connection_made (cpython 76002), so the bound is kept here.
@@ -198,15 +197,22 @@ class Side(asyncio.Protocol):
         first: bytes,
     ) -> None:
         """From now on bytes go to *deliver*, beginning with *first* and what is buffered."""
-        self.deliver, self.ended, self.lost = deliver, ended, lost
+        self.ended, self.lost = ended, lost
         if self._gone:
             lost()
             return
+        self.deliver_to(deliver)
         data = first + bytes(self._buffer)
         self._buffer.clear()
         self.resume("login")
         if data:
             deliver(data)
+
+    def deliver_to(self, deliver: Callable[[bytes], None]) -> None:
+        """From now on bytes go to *deliver*."""
+        self.data_received = deliver
+        # A transport looks its protocol's methods up only when it gets it.
+        self._transport.set_protocol(self)
 
     # --- the session's side
 

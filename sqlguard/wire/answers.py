@@ -24,7 +24,11 @@ _PLAIN_ANSWERS: Mapping[Expect | None, Mapping[int, Effect]] = {
 _ALL_PLAIN = frozenset(PLAIN.values()).issuperset
 #: Messages of one chunk, and sequences that are remembered.
 _MOST, _KNOWN = 64, 1024
-_ROW = ord("D")
+_ROW, _COMPLETE = b"DC"
+#: What drivers send to run a prepared statement; and what its answer begins with, up to the description of its rows.
+RUN = [PLAIN[reply] for reply in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.SYNC)]
+_BOUND = b"2\0\0\0\4T"
+_NEW = -1
 _known: dict[tuple[object, ...], int | None] = {}
 
 
@@ -40,6 +44,20 @@ def is_one_answer(chunk: bytes) -> bool:
     return at == end > 0 and chunk[-1:] in STATUSES
 
 
+def is_one_run(chunk: bytes) -> bool:
+    """Say whether *chunk* is the whole answer to `RUN`, which brings rows."""
+    if not chunk.startswith(_BOUND):
+        return False
+    end, kind = len(chunk) - _READY_BYTES, _ROW
+    unpack_from = HEADER.unpack_from
+    _, length = unpack_from(chunk, _BODY)
+    at = _BODY + 1 + length
+    while at < end and kind == _ROW:
+        kind, length = unpack_from(chunk, at)
+        at += 1 + length
+    return kind == _COMPLETE and at == end and chunk[-1:] in STATUSES
+
+
 def answered(chunk: bytes, expected: Collection[Expect], *, has_begun: bool) -> int | None:
     """
     Return how many of *expected* a *chunk* answers, if it does so wholly and they are plain ones.
@@ -49,15 +67,16 @@ def answered(chunk: bytes, expected: Collection[Expect], *, has_begun: bool) -> 
     kinds = _kinds(chunk)
     if kinds is None:
         return None
-    if not _ALL_PLAIN(expected):
-        return _count(kinds, expected, has_begun=has_begun)
     # The same few messages are sent and answered again and again.
     key = (has_begun, kinds, *expected)
-    if key not in _known:
-        if len(_known) >= _KNOWN:
-            _known.clear()
-        _known[key] = _count(kinds, expected, has_begun=has_begun)
-    return _known[key]
+    found = _known.get(key, _NEW)
+    if found == _NEW:
+        found = _count(kinds, expected, has_begun=has_begun)
+        if _ALL_PLAIN(expected):
+            if len(_known) >= _KNOWN:
+                _known.clear()
+            _known[key] = found
+    return found
 
 
 def _kinds(chunk: bytes) -> bytes | None:

@@ -45,7 +45,7 @@ from collections.abc import Sequence
 
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire import reports
-from sqlguard.wire.answers import READY_HEADER, STATUSES, answered, is_one_answer
+from sqlguard.wire.answers import READY_HEADER, RUN, STATUSES, answered, is_one_answer, is_one_run
 from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
 from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
@@ -81,6 +81,8 @@ class Session:
         self._legal = NEXT[State.READY]
         self.status = b"I"
         self.parameters: dict[str, str] = {}
+        #: The server has said that the client's encoding is UTF8.
+        self.is_utf8 = False
         #: The server skips up to a Sync that has not been sent yet.
         self._server_skips = False
         #: The server takes what comes for COPY data, up to a CopyDone or CopyFail that has not been sent yet.
@@ -90,6 +92,8 @@ class Session:
         #: ReadyForQuery messages that may come or not, because of such a Sync.
         self._spare_readies = 0
         self._scanner = Scanner(self._judge, self._bulk, limit, passes=self._passes)
+        #: It holds no part of a message.
+        self._is_whole = True
 
     # --- the client's half
 
@@ -129,7 +133,7 @@ class Session:
         self.expected.append(item)
 
     def expect_plainly(self, items: Sequence[Expect]) -> None:
-        """Do the same with several of `PLAIN` at once, of which the last and only the last is a Sync."""
+        """Do the same with several of `PLAIN` at once; a Sync may only be the last of them."""
         if self._server_skips or self.is_copying_in:
             for item in items:
                 self.expect(item)
@@ -146,33 +150,37 @@ class Session:
         """Say whether what is sent now is skipped, by the server or by us."""
         return self._server_skips or self.state is State.SKIPPING
 
-    def abandon(self) -> None:
+    def abandon(self, failed: bytes = b"") -> None:
         """The server is gone: nothing that was expected will come."""
         while self.expected:
-            self.expected.popleft().finish(b"")
+            self.expected.popleft().finish(failed)
 
     # --- the server's half
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
-        if chunk[-6:-1] == READY_HEADER and self._take_plain(chunk):
+        if chunk[-6:-1] == READY_HEADER and self._is_whole and self._take_plain(chunk):
             return chunk
-        return self._scanner.feed(chunk)
+        out = self._scanner.feed(chunk)
+        self._is_whole = self._scanner.is_between_messages
+        return out
 
     def _take_plain(self, chunk: bytes) -> bool:
         """Take whole answers to plain messages, as most chunks are; False, and nothing is done, if it is not one."""
         # After a COPY that failed, a ReadyForQuery of its own does not yet say that no further one comes.
-        is_in_copy = self.is_copying_in or self._copy_syncs or self._spare_readies
-        if is_in_copy or not self._scanner.is_between_messages:
+        if self.is_copying_in or self._copy_syncs or self._spare_readies:
             return False
-        if len(self.expected) == 1 and self.expected[0] is _PLAIN_QUERY:
-            if not is_one_answer(chunk):
-                return False
-            self._pop()
-        elif (complete := answered(chunk, self.expected, has_begun=self._has_begun)) is None:
+        expected = self.expected
+        if len(expected) == 1 and expected[0] is _PLAIN_QUERY:
+            complete: int | None = is_one_answer(chunk)
+        elif not self._has_begun and len(expected) == len(RUN) and [*expected] == RUN and is_one_run(chunk):
+            complete = len(RUN)
+        else:
+            complete = answered(chunk, expected, has_begun=self._has_begun)
+        if not complete:
             return False
-        elif complete == len(self.expected):
-            self.expected.clear()
+        if complete == len(expected):
+            expected.clear()
             self._has_begun = False
         else:
             for _ in range(complete):
@@ -187,8 +195,7 @@ class Session:
         self._has_begun = True
         if not head.parts and not head.swallow:
             return Bulk.PASS
-        part = head.part
-        if part is Part.CAPTURE or part is Part.KEEP:
+        if (part := head.part) is Part.CAPTURE or part is Part.KEEP:
             return Bulk.JUDGE
         return Bulk.DROP if part is Part.SWALLOW else Bulk.PASS
 
@@ -198,15 +205,12 @@ class Session:
             return False
         head = self.expected[0]
         effect = ANSWERS[head.reply].get(kind)
-        if effect is Effect.MORE or effect is Effect.PART:
-            if not head.is_plain or self.is_copying_in or self._copy_syncs:
-                return False
-        elif effect is Effect.DONE:
-            if not head.is_plain or self.is_copying_in or self._copy_syncs:
-                return False
-            self._pop()
-        else:
+        if effect is not Effect.MORE and effect is not Effect.PART and effect is not Effect.DONE:
             return False
+        if not head.is_plain or self.is_copying_in or self._copy_syncs:
+            return False
+        if effect is Effect.DONE:
+            self._pop()
         self._has_begun = True
         self._spare_readies = 0
         return True
@@ -307,6 +311,8 @@ class Session:
     def _unasked(self, kind: int, raw: bytes) -> bytes | None:
         if kind == _STATUS:
             name, _, value = raw[_BODY:-1].partition(b"\0")
+            if name == b"client_encoding":
+                self.is_utf8 = value == b"UTF8"
             self.parameters[name.decode("ascii", "replace")] = value.decode("utf-8", "replace")
             return None
         if kind == _NOTICE and self.expected and self.expected[0].part in (Part.SWALLOW, Part.CAPTURE):
@@ -319,8 +325,7 @@ class Session:
         if report.is_fatal or head is None:
             # It answers nothing: the server ends the session, or complains of what has no reply.
             if report.is_fatal:
-                while self.expected:
-                    self.expected.popleft().finish(raw)
+                self.abandon(raw)
             return None
         self._has_begun = True
         told = reports.without_ours(raw)
