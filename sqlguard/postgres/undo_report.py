@@ -18,7 +18,9 @@ class TableCount:
 
 
 def shown_key(key: dict[str, str | None]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in key.items()) or "a row without key"
+    # On one line: what an agent has made a key of must not look like a line of the report.
+    shown = ", ".join(f"{name}={value}" for name, value in key.items()) or "a row without key"
+    return shown.replace("\n", "\\n")
 
 
 def shown_row(row: dict[str, Any] | None) -> str:
