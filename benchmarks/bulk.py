@@ -97,6 +97,7 @@ def captures(server: EmbeddedServer, options: Options) -> Iterator[Result]:
             options.rounds(40),
         )
         yield from _compared("one-row UPDATE", "bare UPDATE", Goal(1.6), found)
+        yield from _committed(world, bench)
         found = cycles(
             {
                 "agent": bench.rolled_back(world.agent(), INSERT.format(table="guarded.t"), action=True),
@@ -105,6 +106,25 @@ def captures(server: EmbeddedServer, options: Options) -> Iterator[Result]:
             options.rounds(5),
         )
         yield result(Label("capture", "bulk INSERT by an agent", "bare INSERT"), found, "agent", "base")
+
+
+def _committed(world: World, bench: "_Bench") -> Iterator[Result]:
+    """The same as a server does it by default: time on the wall, and each commit waits for the disk."""
+
+    def side(conn: psycopg.Connection[Any], table: str) -> Slice:
+        return bench.points(conn, POINT.format(table=table), times=20, wall=True)
+
+    found = cycles(
+        {
+            "agent": side(world.agent(prepare=True, durable=True), "guarded.t"),
+            "owner": side(world.connect(prepare=True, durable=True), "guarded.t"),
+            "base": side(world.connect(prepare=True, durable=True), "bare.t"),
+        },
+        bench.options.rounds(40),
+    )
+    what, against = "one-row UPDATE, its commit's wait included,", "the same"
+    yield result(Label("capture", f"{what} by an agent", against, Goal(1.6)), found, "agent", "base")
+    yield result(Label("capture", f"{what} by the owner", against, Goal(1.05)), found, "owner", "base")
 
 
 def _compared(what: str, against: str, goal: Goal, found: list[dict[str, float]]) -> Iterator[Result]:
@@ -159,15 +179,17 @@ class _Bench:
 
         return measured
 
-    def points(self, conn: psycopg.Connection[Any], text: str, times: int = 100) -> Slice:
-        """Return a slice of one-row statements, each a transaction of its own that does not wait for the disk."""
+    def points(
+        self, conn: psycopg.Connection[Any], text: str, times: int = 100, *, wall: bool = False
+    ) -> Slice:
+        """Return a slice of one-row statements, each a transaction of its own."""
 
         def measured() -> float:
             def run() -> None:
                 for number in range(times):
                     conn.execute(text, [1 + number * 611 % ROWS])
 
-            return self._cost(conn, run) / times
+            return (timed(run) if wall else self._cost(conn, run)) / times
 
         return measured
 

@@ -115,15 +115,19 @@ class World:
         apply_policy(self.owner, parse_policy(POLICY.replace("DELETE_MODE", mode), "bench.toml"))
         self.task = open_task(self.owner, agent="bench", policy="bench", ttl=timedelta(hours=1))
 
-    def agent(self, *, prepare: bool = False) -> psycopg.Connection[Any]:
-        """Log in as the task, straight at the server, in a session that may write; its commits do not wait."""
-        conn = self.connect(self.task_dsn, prepare=prepare)
+    def agent(self, *, prepare: bool = False, durable: bool = False) -> psycopg.Connection[Any]:
+        """Log in as the task, straight at the server, in a session that may write."""
+        conn = self.connect(self.task_dsn, prepare=prepare, durable=durable)
         conn.execute("SET default_transaction_read_only = off")
         return conn
 
-    def connect(self, dsn: str | None = None, *, prepare: bool = False) -> psycopg.Connection[Any]:
+    def connect(
+        self, dsn: str | None = None, *, prepare: bool = False, durable: bool = False
+    ) -> psycopg.Connection[Any]:
+        """Log in; commits wait for the disk where they are to be *durable*."""
         conn = psycopg.connect(dsn or self.dsn, autocommit=True, prepare_threshold=0 if prepare else None)
-        conn.execute("SET synchronous_commit = off")
+        if not durable:
+            conn.execute("SET synchronous_commit = off")
         self._open.append(conn)
         return conn
 
