@@ -6,6 +6,7 @@
 
 BIN = .venv/bin
 STAMP = .venv/.installed
+OLDEST = .venv/oldest
 PG = 18
 TESTS =
 SUITES =
@@ -16,6 +17,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 help:
 	@echo 'make demo    the main job, on a PostgreSQL of its own'
 	@echo 'make test    all tests (PG=15,16,18 for other versions)'
+	@echo 'make oldest  what Alembic is for, on the oldest Alembic and SQLAlchemy 2.0'
 	@echo 'make check   lint and test'
 	@echo 'make lint    format, style, types, imports, spelling'
 	@echo 'make bench   measurements'
@@ -29,6 +31,14 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --pg $(PG) $(TESTS)
+
+oldest: $(OLDEST)/.installed
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -q -n $(WORKERS) --pg $(PG) \
+		tests/unit/alembic tests/postgres/test_alembic*.py tests/postgres/test_orm.py
+
+$(OLDEST)/.installed: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(OLDEST) --no-deps 'alembic==1.13.0' 'sqlalchemy==2.0.*'
+	touch $@
 
 check: lint test
 

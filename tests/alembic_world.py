@@ -1,5 +1,6 @@
 """An Alembic project of a user in a folder: env.py, models, revisions; run by Alembic's own commands."""
 
+import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from alembic.util import CommandError
 from servers import Database
 from sqlalchemy import Column, Integer, MetaData, Table, Text
 
+#: Whether Alembic has plugins, which it has since 1.18; `make oldest` tests without.
+PLUGINS = importlib.util.find_spec("alembic.runtime.plugins") is not None
 PLAIN = """
 from alembic import context
 from sqlalchemy import create_engine

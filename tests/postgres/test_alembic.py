@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from alembic.util import CommandError
-from alembic_world import Project, body, guarded, shape
+from alembic_world import PLUGINS, Project, body, guarded, shape
 from servers import Database
 from sqlalchemy import Column, ForeignKey, Index, Integer, MetaData, Table, Text, UniqueConstraint
 
@@ -342,7 +342,8 @@ def test_the_preflights_notes_are_logged(
     assert any("on_conflict_needs_predicate" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize("filtered", [True, False])
+# Before the plugins Alembic reflects the schema `sqlguard`, too, and warns of types that it does not know.
+@pytest.mark.parametrize("filtered", [True, False] if PLUGINS else [True])
 def test_several_schemas_and_a_naming_convention(
     migrated: Database, tmp_path: Path, *, filtered: bool
 ) -> None:

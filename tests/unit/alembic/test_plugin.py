@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from alembic_world import PLUGINS
 
 # Stands in for the installed entry point, so that the test does not depend on how the project was installed.
 PROBE = """
@@ -25,9 +26,15 @@ import alembic
 import sqlguard.alembic
 from alembic.autogenerate import renderers
 from alembic.operations import Operations
-from alembic.runtime.plugins import _all_plugins
 
-assert [name for name in _all_plugins if "sqlguard" in name] == ["alembic.autogenerate.sqlguard"]
+try:
+    from alembic.runtime.plugins import _all_plugins
+except ImportError:
+    from alembic.autogenerate.compare import comparators
+    registered = [found.__module__ for found in comparators._registry["schema", "default"]]
+    assert registered.count("sqlguard.alembic.plugin") == 1, registered
+else:
+    assert [name for name in _all_plugins if "sqlguard" in name] == ["alembic.autogenerate.sqlguard"]
 assert all(hasattr(Operations, name) for name in (
     "guard_table", "guard_tables", "unguard_table", "unguard_tables", "add_soft_delete", "drop_soft_delete",
     "loosen_guard", "loosen_guards"))
@@ -37,7 +44,7 @@ FIRST = [
     "import alembic",
     "import alembic.autogenerate",
     "import alembic.operations",
-    "import alembic.runtime.plugins",
+    *(["import alembic.runtime.plugins"] if PLUGINS else []),
     "from alembic import op",
     "import sqlguard.alembic",
     "import sqlguard.alembic.plugin",
