@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from sqlguard.postgres import leases
 
@@ -57,8 +58,10 @@ def _session_in(conn: Connection, database: str) -> Iterator[Connection]:
     if database == conn.info.dbname:
         yield conn
         return
-    parts = {**conn.info.get_parameters(), "dbname": database, "password": conn.info.password or None}
-    with psycopg.connect(**parts, autocommit=True) as there:
+    parts = {**conn.info.get_parameters(), "dbname": database}
+    with psycopg.connect(
+        make_conninfo(**parts, password=conn.info.password or None), autocommit=True
+    ) as there:
         # Whoever may create there is nobody we know.
         there.execute("SELECT pg_catalog.set_config('search_path', '', false)")
         yield there
