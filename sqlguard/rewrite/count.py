@@ -131,7 +131,7 @@ def _may_leave_out(statement: Statement, catalog: Catalog) -> bool:
     events = {write.op for write in statement.writes}
     table = catalog.tables.get(statement.writes[0].table.oid)
     return table is not None and any(
-        trigger.timing != "AFTER" and not trigger.ours and events & trigger.events
+        trigger.for_each_row and trigger.timing != "AFTER" and not trigger.ours and events & trigger.events
         for one in (table, *catalog.descendants(table.oid))
         for trigger in one.triggers
     )

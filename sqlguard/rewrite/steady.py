@@ -104,7 +104,7 @@ def _reads_others(node: Any) -> bool:
 
 def _is_changed_on_its_way(table: Table, event: str, catalog: Catalog) -> bool:
     return any(
-        trigger.timing != "AFTER" and event in trigger.events and not trigger.ours
+        trigger.for_each_row and trigger.timing != "AFTER" and event in trigger.events and not trigger.ours
         for one in (table, *catalog.descendants(table.oid))
         for trigger in one.triggers
     )
