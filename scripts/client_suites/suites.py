@@ -22,6 +22,7 @@ REASONS = {
         "counts how much it could send before it heard of an error: on a busy machine that may be everything"
     ),
     "gh-issues/1105-tests": "gives 5,000 statements 5 s, too little on a busy machine",
+    "connection-pool/error-tests": "gives a connection 100 ms to be there, too little on a busy machine",
     "pg-pool: connection timeout should ": "gives a connection 100 ms to be there, too little on a busy machine",
     "pg-pool: events emits acquire": "gives ten connections 100 ms to be there, too little on a busy machine",
     "pg-pool: idle timeout": "expects the first of two connections to be there first",
