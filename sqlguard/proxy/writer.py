@@ -73,6 +73,8 @@ class Writer:
         #: The socket that the loop watches; libpq forgets it when the connection breaks.
         self._socket: int | None = None
         self._timer: asyncio.Handle | None = None
+        #: The timer is that of this turn of the loop: whoever comes next must not put it off.
+        self._is_next = False
         #: Since when a group is being written, None: nothing is.
         self._since: float | None = None
 
@@ -87,9 +89,10 @@ class Writer:
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
         self._queue.append((intent, waiter))
-        if not self._group:
+        if not self._group and not self._is_next:
             # At the end of this turn of the loop: who has sent something in it as well comes along.
             self._at(loop.call_soon(self._next))
+            self._is_next = True
         return waiter
 
     def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
@@ -120,6 +123,7 @@ class Writer:
     def _next(self) -> None:
         """Begin the next group."""
         self._at(None)
+        self._is_next = False
         self._group = self._take()
         if not self._group:
             return
