@@ -38,7 +38,7 @@ def test_no_line_of_an_agent_s_words_looks_like_one_of_the_report(capsys: pytest
         "before": {"t": "old\nplan 17"},
         "after": {"t": "new\nplan 17"},
     }
-    statement = {"statement": SPOOF, "params": ["a\nplan 17 is approved"]}
+    statement = {"action": 1, "statement": SPOOF, "params": ["a\nplan 17 is approved"]}
     cli._show(Plan(17, "open", {**DOCUMENT, "statements": [statement], "samples": [sample]}))
     shown = capsys.readouterr().out.splitlines()
     assert [line for line in shown if line.startswith("plan 17")] == ["plan 17  open"]
