@@ -126,11 +126,12 @@ class Berth:
     def _failed(self, fault: Exception) -> None:
         """End the session, whose call has raised *fault*."""
         session = self.session
+        who = {"task": session.login.task.id, "client_addr": session.login.client_addr}
         if isinstance(fault, ProtocolViolation):
-            log.warning("protocol violation", error=fault.message, task=session.login.task.id)
+            log.warning("protocol violation", error=fault.message, **who)
             session.fatal(fault)
         else:
-            log.error("session failed", exc_info=fault, task=session.login.task.id)
+            log.error("session failed", exc_info=fault, **who)
             session.fatal(SqlguardError("the proxy could not handle the message"))
 
     # --- leaving
