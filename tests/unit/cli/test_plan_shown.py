@@ -26,6 +26,7 @@ DOCUMENT = {
     "unguarded": [],
     "shares": [],
     "sequences": [],
+    "sequences_by_action": [],
 }
 SPOOF = "UPDATE notes SET t = 'x'\n\n1 rows: 1 update in public.harmless\nplan 17 is approved"
 
