@@ -9,7 +9,7 @@ from sqlguard.budget import ResultLimits, statements
 from sqlguard.errors import SqlguardError
 from sqlguard.proxy.rates import Rates
 from sqlguard.proxy.results import Results, State, TooLate
-from sqlguard.wire.buffer import Frame, Run
+from sqlguard.wire.buffer import Frame, Rows, Run
 from sqlguard.wire.messages import Query
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import REFUSED_TEXT, Expect, Reply
@@ -119,10 +119,12 @@ class SessionBudgets:
 
     # --- how much of a result
 
-    def limited(self, out: bytes) -> bytes:
-        """Return what goes to the client of what the books let through."""
+    def limited(self, out: bytes, rows: Rows | None) -> bytes:
+        """Return what goes to the client of what the books let through; *rows* are its rows if it is nothing else."""
         results = self._results
-        if self._cancelling is None and (results.passes(out) or results.skims(out)):
+        if self._cancelling is None and (
+            results.passes(out) or results.adds(rows, len(out)) or results.skims(out)
+        ):
             return out
         if results.state is State.PASSING:
             results.error = self._session.error(self._excess.excess())

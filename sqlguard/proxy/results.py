@@ -12,7 +12,7 @@ has. Answers are held back until the cancel is through, so that it hits nothing 
 from enum import Enum, auto
 
 from sqlguard.budget import ResultLimits
-from sqlguard.wire.buffer import HEADER
+from sqlguard.wire.buffer import HEADER, Rows
 
 _HEADER_BYTES = 5
 _LEAST_ROW = 7
@@ -62,6 +62,16 @@ class Results:
     def passes(self, out: bytes) -> bool:
         """Say whether *out* goes out as it is, which most does; otherwise give it to `take`."""
         return not self._is_open and len(out) <= self._harmless and out[-6:-1] == _READY
+
+    def adds(self, rows: Rows | None, size: int) -> bool:
+        """Do the same as `skims` for so many bytes that are nothing but *rows*."""
+        if rows is None or self.state is not State.PASSING or self._held or not self._rest_passes:
+            return False
+        number, total = self._rows + rows.number, self._bytes + size - rows.before + rows.behind
+        if self._rest != rows.before or number > self._rows_limit or total > self._bytes_limit:
+            return False
+        self._rows, self._bytes, self._rest, self._is_open = number, total, rows.behind, True
+        return True
 
     def skims(self, out: bytes) -> bool:
         """Count rows of *out* and say whether it goes out as it is; False, and nothing is done: give it to `take`."""

@@ -134,7 +134,7 @@ class AgentSession:
     def from_server(self, data: bytes) -> None:
         """Take bytes of the server and pass on what is the client's. Raises ProtocolViolation."""
         out = self.books.feed(data)
-        if out and (out := self.budgets.limited(out)):
+        if out and (out := self.budgets.limited(out, self.books.scanner.rows)):
             self.client.write(out)
         if self._slow is not None:
             self._wake()

@@ -30,6 +30,8 @@ DEFAULT_LIMIT = 64 * 1024 * 1024
 
 _COPY_DATA = ord("d")
 _BULK = (ord("D"), _COPY_DATA)
+#: Bytes of a chunk that is worth the look whether it holds nothing but rows.
+_MANY = 4096
 
 
 def message(kind: bytes, body: bytes) -> bytes:
@@ -166,6 +168,14 @@ class FrameReader:
         return at
 
 
+class Rows(NamedTuple):
+    """What a piece of a run of rows holds: how many begin there, what ends the one before, what is yet to come."""
+
+    number: int
+    before: int
+    behind: int
+
+
 class Bulk(Enum):
     """What becomes of rows and COPY data."""
 
@@ -201,6 +211,8 @@ class Scanner:
         self._need = _HEADER_BYTES
         self._rest = 0
         self._rest_passes = True
+        #: Of the chunk that was fed last, if it was seen to be nothing but rows.
+        self.rows: Rows | None = None
 
     @property
     def is_between_messages(self) -> bool:
@@ -208,6 +220,9 @@ class Scanner:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
+        self.rows = self._run(chunk) if len(chunk) >= _MANY else None
+        if self.rows is not None:
+            return chunk
         out: list[bytes] = []
         start = at = 0
         if self._rest:
@@ -225,6 +240,24 @@ class Scanner:
             self._held = bytearray()
         self._scan(chunk, out, start, at)
         return out[0] if len(out) == 1 else b"".join(out)
+
+    def _run(self, chunk: bytes) -> Rows | None:
+        """Take *chunk* if it is nothing but a run of rows or COPY data that goes on as it is; else do nothing."""
+        at = begun = self._rest
+        count, size, kind = 0, len(chunk), chunk[at] if at < len(chunk) else 0
+        if self._held or (begun and not self._rest_passes) or (kind and kind not in _BULK):
+            return None
+        unpack_from = HEADER.unpack_from
+        while size - at >= _HEADER_BYTES:
+            found, length = unpack_from(chunk, at)
+            if found != kind or length < _LENGTH_BYTES:
+                return None
+            at += 1 + length
+            count += 1
+        if at < size or (count and self._bulk() is not Bulk.PASS):
+            return None
+        self._rest, self._rest_passes = at - size, True
+        return Rows(count, begun, at - size)
 
     def _scan(self, chunk: bytes, out: list[bytes], start: int, at: int) -> None:
         """Go on from *at*; chunk[start:at] goes out as it is."""

@@ -91,7 +91,7 @@ class Session:
         self._copy_syncs = 0
         #: ReadyForQuery messages that may come or not, because of such a Sync.
         self._spare_readies = 0
-        self._scanner = Scanner(self._judge, self._bulk, limit, passes=self._passes)
+        self.scanner = Scanner(self._judge, self._bulk, limit, passes=self._passes)
         #: It holds no part of a message.
         self._is_whole = True
 
@@ -159,10 +159,11 @@ class Session:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
+        self.scanner.rows = None
         if chunk[-6:-1] == READY_HEADER and self._is_whole and self._take_plain(chunk):
             return chunk
-        out = self._scanner.feed(chunk)
-        self._is_whole = self._scanner.is_between_messages
+        out = self.scanner.feed(chunk)
+        self._is_whole = self.scanner.is_between_messages
         return out
 
     def _take_plain(self, chunk: bytes) -> bool:

@@ -1,5 +1,7 @@
 """A result is cut at its limit wherever the chunks fall, and what the client is told fits together."""
 
+from itertools import cycle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from sqlguard.budget import ResultLimits
 from sqlguard.proxy.results import Results, State, TooLate
 from sqlguard.wire import messages as m
+from sqlguard.wire.buffer import Bulk, Scanner
 
 ROW = m.DataRow((b"x",)).encode()
 DONE, READY = m.CommandComplete(b"SELECT 9").encode(), m.ReadyForQuery(b"I").encode()
@@ -83,6 +86,38 @@ def test_the_quick_look_finds_what_the_long_one_does(parts: list[bytes], sizes: 
                 return
             assert (chunk if quick.skims(chunk) else quick.take(chunk)) == expected
             assert vars(quick) == vars(slow)
+
+
+@given(
+    st.lists(
+        st.sampled_from([*PARTS, *(m.DataRow((b"x" * n,)).encode() * 9 for n in (90, 900, 9000))]),
+        max_size=30,
+    ),
+    st.lists(st.integers(1, 20_000), min_size=1),
+    st.integers(1, 200_000),
+)
+def test_what_the_books_have_counted_is_what_the_long_look_counts(
+    parts: list[bytes], sizes: list[int], most: int
+) -> None:
+    stream = b"".join(parts)
+    limits = ResultLimits(100, most)
+    scanner = Scanner(lambda _kind, _raw: None, lambda: Bulk.PASS)
+    quick, slow = Results(limits, OURS), Results(limits, OURS)
+    at = 0
+    for size in cycle(sizes):
+        if at >= len(stream):
+            return
+        out = scanner.feed(stream[at : at + size])
+        at += size
+        if not out:
+            continue
+        try:
+            expected = slow.take(out)
+        except TooLate:
+            return
+        as_it_is = quick.adds(scanner.rows, len(out)) or quick.skims(out)
+        assert (out if as_it_is else quick.take(out)) == expected
+        assert vars(quick) == vars(slow)
 
 
 @pytest.mark.parametrize("size", SIZES)
