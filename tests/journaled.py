@@ -46,7 +46,7 @@ class World:
         role = f"sg_tk_{name}"
         self.op.execute(
             "INSERT INTO sqlguard.task (id, agent, policy, policy_version, params, state, expires_at,"
-            " max_expires_at) VALUES (%s, %s, %s, 1, %s, 'open', now() + interval '1h', now() + interval '1h')",
+            " max_expires_at) VALUES (%s, %s, %s, 1, %s, 'open', now() + interval '1d', now() + interval '1d')",
             [name, agent, POLICY, Jsonb(params or {})],
         )
         return self.lease(name, role)
@@ -59,7 +59,7 @@ class World:
         )
         self.op.execute(
             "INSERT INTO sqlguard.lease (role, task_id, group_role, state, expires_at)"
-            " VALUES (%s, %s, %s, 'live', now() + interval '1h')",
+            " VALUES (%s, %s, %s, 'live', now() + interval '1d')",
             [role, task, GROUP],
         )
         made = Agent(task, role, self.database.connect(self.database.dsn_for(role, PASSWORD)))
