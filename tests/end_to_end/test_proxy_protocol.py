@@ -105,8 +105,6 @@ def behind(wired_world: Wired, papers: dict[str, Any]) -> Iterator[Proxy]:
         wired_world.database.owner_dsn,
         proxy_protocol="required",
         proxy_protocol_from=("127.0.0.0/8",),
-        max_clients_per_address=2,
-        startup_timeout=3.0,
         **papers,
     ) as running:
         yield running
@@ -228,17 +226,19 @@ def test_a_client_without_a_header_is_refused(agent: Agent, behind: Proxy, logge
         pass
 
 
-def test_a_header_that_does_not_come(agent: Agent, behind: Proxy, logged: list[EventDict]) -> None:
-    for sent in (b"", V1[:-1], V2[:-1]):
-        client = Raw("127.0.0.1", behind.port)
-        client.send(sent)
-        began = time.monotonic()
-        client.rest()
-        assert 2 < time.monotonic() - began < 15
-        client.close()
-    assert until(lambda: len([e for e in logged if "did not come in time" in str(e.get("error"))]) == 3)
-    with balancer(behind.port, V1) as port, replace(agent, port=port).connect() as conn:
-        assert conn.execute("SELECT 1").fetchone() == (1,)
+def test_a_header_that_does_not_come(wired_world: Wired, logged: list[EventDict]) -> None:
+    with proxy(
+        wired_world.database.owner_dsn,
+        proxy_protocol="required",
+        proxy_protocol_from=("127.0.0.1",),
+        startup_timeout=1.0,
+    ) as running:
+        for sent in (b"", V1[:-1], V2[:-1]):
+            client = Raw("127.0.0.1", running.port)
+            client.send(sent)
+            client.rest()
+            client.close()
+    assert len([e for e in logged if "did not come in time" in str(e.get("error"))]) == 3
 
 
 def test_an_address_that_is_not_on_the_list_is_not_believed(
@@ -253,9 +253,9 @@ def test_an_address_that_is_not_on_the_list_is_not_believed(
         balancer(running.port, V1) as port,
     ):
         for where in (port, running.port):
-            with pytest.raises(psycopg.OperationalError, match="no PROXY protocol header is taken"):
+            with pytest.raises(psycopg.OperationalError):
                 replace(agent, port=where).connect(sslmode="disable")
-    found = [e for e in logged if e["event"] == "client refused"]
+    found = [e for e in logged if "no PROXY protocol header is taken" in str(e.get("error"))]
     assert [e["client_addr"] for e in found] == ["127.0.0.1"] * 2
 
 
@@ -267,31 +267,36 @@ def test_headers_are_no_ones_where_they_are_off(wired_world: Wired, agent: Agent
     assert {a["client_addr"] for a in wired_world.actions(agent)} == {"127.0.0.1"}
 
 
-def test_clients_are_limited_by_their_own_address(agent: Agent, behind: Proxy) -> None:
+def test_clients_are_limited_by_their_own_address(wired_world: Wired, agent: Agent) -> None:
     other = V1.replace(CLIENT.encode(), b"203.0.113.8")
-    with balancer(behind.port, V1) as here, balancer(behind.port, other) as there, ExitStack() as stack:
+    with (
+        proxy(
+            wired_world.database.owner_dsn,
+            proxy_protocol="required",
+            proxy_protocol_from=("127.0.0.1",),
+            max_clients_per_address=2,
+            startup_timeout=120.0,
+        ) as running,
+        balancer(running.port, V1) as here,
+        balancer(running.port, other) as there,
+        ExitStack() as stack,
+    ):
         for _ in range(2):
             stack.enter_context(replace(agent, port=here).connect())
         with pytest.raises(psycopg.OperationalError, match=f"as many clients from {CLIENT}"):
             replace(agent, port=here).connect()
         stack.enter_context(replace(agent, port=there).connect())
         # Those that never say who they are do not fill the proxy either.
-        silent = [stack.enter_context(_closing(here)) for _ in range(6)]
-        ended = [client for client in silent if _is_closed(client)]
-        assert len(ended) >= 4
-    with balancer(behind.port, V1) as port:
-        assert until(lambda: _connects(replace(agent, port=port)))
-
-
-@contextmanager
-def _closing(port: int) -> Iterator[Raw]:
-    client = Raw("127.0.0.1", port, timeout=2)
-    yield client
-    client.close()
+        silent = [Raw("127.0.0.1", here) for _ in range(6)]
+        for client in silent:
+            stack.callback(client.close)
+        assert until(lambda: sum(map(_is_closed, silent)) >= 4)
+        stack.close()
+        assert until(lambda: _connects(replace(agent, port=here)))
 
 
 def _is_closed(client: Raw) -> bool:
-    client.socket.settimeout(1)
+    client.socket.settimeout(0.05)
     try:
         return client.socket.recv(1) == b""
     except TimeoutError:
