@@ -36,6 +36,8 @@ _GROUP = 256
 _ENDS_WAIT = 0.01
 #: A connection is opened again at most once per group: whoever waits can't wait for long.
 _ATTEMPTS = 2
+#: Seconds after which a group's connection is looked at unasked: libuv does not tell of a socket that was reset.
+_LOOK_AGAIN = 0.5
 #: Seconds that are given to what is queued when the proxy stops.
 _LAST_WAIT = 10
 _PREPARED = b"sqlguard_group"
@@ -73,6 +75,7 @@ class Writer:
         #: The socket that the loop watches; libpq forgets it when the connection breaks.
         self._socket: int | None = None
         self._timer: asyncio.Handle | None = None
+        self._looker: asyncio.Handle | None = None
         #: The timer is that of this turn of the loop: whoever comes next must not put it off.
         self._is_next = False
         #: Since when a group is being written, None: nothing is.
@@ -150,7 +153,17 @@ class Writer:
             asyncio.get_running_loop().add_reader(self._socket, self._readable)
         if self._conn.pgconn.flush():
             asyncio.get_running_loop().add_writer(self._socket, self._writable)
+        if self._looker is None:
+            self._looker = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look)
         return True
+
+    def _look(self) -> None:
+        """Find out about a server that is gone, as long as something waits for it."""
+        self._looker = None
+        if self._group and self._socket is not None:
+            self._readable()
+        if self._group and self._socket is not None:
+            self._looker = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look)
 
     def _writable(self) -> None:
         assert self._conn is not None and self._socket is not None  # noqa: S101, PT018 (it is watched)
