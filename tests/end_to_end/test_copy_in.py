@@ -22,6 +22,7 @@ from servers import OWNER, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.policy import parse_policy
+from sqlguard.postgres import event_trigger
 from sqlguard.postgres.freeze import freeze, thaw
 from sqlguard.postgres.guard_table import guard_tables
 from sqlguard.postgres.policy_apply import apply_policy
@@ -119,6 +120,18 @@ def test_the_rows_are_there_and_the_journal_knows(world: Wired, agent: Agent, ta
     assert world.value(
         f"SELECT sum(rows) FROM sqlguard.change_set WHERE action_id = {action['id']} AND op = 'insert'"
     ) == (1 if form == "csv" else 99)
+
+
+def test_beside_the_event_trigger_that_refuses_ddl(world: Wired, agent: Agent) -> None:
+    """The table that a COPY's rows go to first is made, granted and dropped by the guard, in the task's session."""
+    superuser = world.database.connect()
+    event_trigger.put_up(superuser)
+    try:
+        with agent.connect() as conn:
+            for table in ("ledger (id)", "plain (id)", "odd (k)"):
+                assert copy(conn, f"COPY {table} FROM STDIN", "801\n802\n") == "COPY 2"
+    finally:
+        event_trigger.take_down(superuser)
 
 
 @pytest.mark.parametrize("table", TABLES)

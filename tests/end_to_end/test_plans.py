@@ -2,8 +2,6 @@
 
 import json
 import os
-import pty
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 from end_to_end.inprocess import Proxy, proxy
 from postgres.test_plans import POLICY, World, plan_shop
 from psycopg import pq
+from terminal import on_terminal
 from typer.testing import CliRunner
 
 from sqlguard.cli import app
@@ -314,31 +313,6 @@ def test_the_journal_has_every_step(shop: Shop) -> None:
     assert outcomes[-1] in ("committed", "unsettled")
 
 
-def sqlguard_with_terminal(*words: str, dsn: str, answer: str) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal and type *answer*."""
-    main, side = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sqlguard", *words],
-        env={**os.environ, "SQLGUARD_DSN": dsn},
-        stdin=side,
-        stdout=side,
-        stderr=side,
-        close_fds=True,
-    )
-    os.close(side)
-    os.write(main, answer.encode())
-    said = b""
-    while process.poll() is None or select.select([main], [], [], 0.1)[0]:
-        try:
-            if select.select([main], [], [], 0.2)[0]:
-                said += os.read(main, 65536)
-        except OSError:
-            break
-    process.wait(timeout=60)
-    os.close(main)
-    return process.returncode, said.decode(errors="replace")
-
-
 def test_the_command_line(shop: Shop) -> None:
     agent = shop.agent()
     task = shop.task()
@@ -365,12 +339,12 @@ def test_the_command_line(shop: Shop) -> None:
     assert (status, "terminal" in said) == (1, True)
     # A terminal does not make an agent a person.
     for dsn in (direct, shop.database.owner_dsn):
-        status, said = sqlguard_with_terminal("approve", plan, dsn=dsn, answer="y\n")
+        status, said = on_terminal("approve", plan, dsn=dsn, answer="y\n")
         assert status == 1, said
         assert plans.show(shop.owner, int(plan)).state == "open"
-    status, said = sqlguard_with_terminal("approve", plan, dsn=dana, answer="n\n")
+    status, said = on_terminal("approve", plan, dsn=dana, answer="n\n")
     assert plans.show(shop.owner, int(plan)).state == "open"
-    status, said = sqlguard_with_terminal("approve", plan, dsn=dana, answer="y\n")
+    status, said = on_terminal("approve", plan, dsn=dana, answer="y\n")
     assert status == 0, said
     assert "public.items" in said
     assert plans.show(shop.owner, int(plan)).state == "approved"

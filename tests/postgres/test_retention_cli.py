@@ -8,6 +8,7 @@ import pytest
 from journaled import World, rows
 from journaled import world as made_world
 from servers import Database
+from terminal import on_terminal
 from typer.testing import CliRunner
 
 from sqlguard.cli import app
@@ -83,6 +84,17 @@ def test_purge(world: World) -> None:
     world.op.execute("DELETE FROM app.invoice WHERE id = 10")
     status, text = run(world, "purge", "--all", "--older-than", "0s")
     assert (status, "removed 1 row(s)" in text) == (0, True)
+
+
+def test_a_purge_on_a_terminal_shows_how_far_it_is(world: World) -> None:
+    delete(world, "true")
+    words = ("purge", "--all", "--older-than", "0s", "--batch", "1")
+    status, shown = on_terminal(*words, dsn=world.database.owner_dsn)
+    assert status == 0
+    # A bar at least at the start, which is taken away before the result.
+    assert "purging" in shown.partition("removed 4 row(s)")[0]
+    assert "\x1b[" in shown
+    assert "purging" not in run(world, *words)[1]
 
 
 def test_hold_and_release(world: World) -> None:
