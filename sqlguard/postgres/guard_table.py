@@ -169,7 +169,7 @@ def _find(facts: Facts, table: str) -> Relation:
             return facts.root(relation)
     raise GuardError(
         f"there is no table `{table}` to guard",
-        hint="name it as `schema.table`; views, foreign and temporary tables can't be guarded",
+        hint="name it as `schema.table`, or take `--all`; views, foreign and temporary tables can't be guarded",
     )
 
 
