@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from end_to_end.inprocess import Proxy, proxy
-from postgres.test_plans import POLICY, World, plan_shop
+from plan_world import POLICY, World, plan_shop
 from psycopg import pq
 from terminal import on_terminal
 from typer.testing import CliRunner

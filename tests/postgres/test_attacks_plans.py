@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres.test_plans import DELETE, POLICY, SHOP, World, stopped
+from plan_world import DELETE, POLICY, SHOP, World, stopped
 from psycopg.types.json import Jsonb
 from servers import Database, fresh_database
 
