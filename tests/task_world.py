@@ -101,3 +101,8 @@ def refused(conn: psycopg.Connection[Any], statement: str) -> str:
     except psycopg.Error as fault:
         return fault.sqlstate or "closed"
     raise AssertionError(f"not refused: {statement}")
+
+
+def agent(world: World, name: str = "support", **params: str) -> psycopg.Connection[Any]:
+    """Log in as a new task of the policy *name*."""
+    return world.login(world.task(policy=name, params=params))
