@@ -1,117 +1,32 @@
 """Tools in the same saga as rows: one order, keys passed on, crashes taken up again, nothing called twice without a key."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from journaled import PASSWORD, Agent, World, rows
-from journaled import world as made_world
+from journaled import PASSWORD, Agent, World
+from saga_world import Bank, note, outcomes, saga_world, states, steps_of, undo, write
 from servers import Database
-from task_world import POLICY, shop
 
-from sqlguard.connection import connect
 from sqlguard.errors import ApprovalRequired, Frozen, Refused, TaskEnded
-from sqlguard.journal import Intent
 from sqlguard.postgres import compensate, journal
-from sqlguard.postgres.compensate import SagaReport, resolve
 from sqlguard.postgres.reconcile import reconcile
 from sqlguard.postgres.steps import Steps, approve, waiting
 from sqlguard.postgres.undo_plan import Scope
-from sqlguard.steps import Answer, Done, NotDone, Tools, answers_text
-
-
-@dataclass
-class Bank:
-    """The outside: does each key once, and remembers how often it was asked."""
-
-    guard: Tools = field(default_factory=Tools)
-    log: list[tuple[Any, ...]] = field(default_factory=list)
-    keys: dict[str, str] = field(default_factory=dict)
-    fails: int = 0
-    dies: bool = False
-
-    def __post_init__(self) -> None:
-        self.guard.compensation(self.refund)
-        self.guard.compensation(self.say_sorry)
-        self.charge = self.guard.tool(tier="compensable", compensation="refund", name="charge")(self._charge)
-        self.mail = self.guard.tool(tier="compensable", mitigation="say_sorry", name="mail")(self._mail)
-        self.wipe = self.guard.tool(tier="irreversible", name="wipe")(self._wipe)
-
-    def _charge(self, cents: int, *, idempotency_key: str = "") -> str:
-        if cents == 0:
-            raise NotDone
-        self.log.append(("charge", cents, idempotency_key))
-        if cents < 0:
-            raise TimeoutError
-        return f"receipt {cents}"
-
-    def _mail(self, to: str, password: str = "") -> None:
-        self.log.append(("mail", to, len(password)))
-
-    def _wipe(self, disk: str) -> None:
-        self.log.append(("wipe", disk))
-
-    def refund(self, done: Done) -> str:
-        self.log.append(("refund", done.result, done.certain, done.idempotency_key))
-        if self.fails:
-            self.fails -= 1
-            raise TimeoutError("no answer")
-        if self.dies:
-            raise KeyboardInterrupt
-        return "refunded"
-
-    def say_sorry(self, done: Done) -> None:
-        self.log.append(("sorry", done.arguments["to"]))
+from sqlguard.steps import NotDone
 
 
 @pytest.fixture
 def world(database: Database) -> Iterator[World]:
-    with made_world(database) as made:
-        made.op.execute("""
-            CREATE SCHEMA app;
-            CREATE TABLE app.item (id int PRIMARY KEY, note text);
-            INSERT INTO app.item SELECT n, 'n' || n FROM generate_series(1, 9) n;
-            CREATE TABLE app.refunds (what text);
-            CREATE FUNCTION app.back(number int, why text) RETURNS text LANGUAGE sql
-                AS $$ INSERT INTO app.refunds VALUES (number || why) RETURNING what $$;
-        """)
-        made.grant()
-        made.guard("app.item")
-        made.task("t")
+    with saga_world(database) as made:
         yield made
 
 
 @pytest.fixture
 def bank() -> Bank:
     return Bank()
-
-
-def steps_of(world: World) -> Steps:
-    return Steps.connect(world.database.dsn_for(world.agents[0].role, PASSWORD))
-
-
-def write(world: World, note: str, ids: str = "id = 1") -> int:
-    return world.act(world.agents[0], f"UPDATE app.item SET note = '{note}' WHERE {ids}")
-
-
-def undo(world: World, bank: Bank | None, **options: Any) -> SagaReport:
-    scope = options.pop("scope", Scope(task="t"))
-    return compensate.undo(world.op, scope, tools=bank.guard if bank else None, **options)
-
-
-def states(report: SagaReport) -> list[str]:
-    return [f"{a.step}: {a.state}" for a in report.answers]
-
-
-def outcomes(world: World) -> list[str]:
-    return [a.outcome for a in journal.list_actions(world.op)]
-
-
-def note(world: World, number: int = 1) -> Any:
-    return rows(world.op, "SELECT note FROM app.item WHERE id = %s", [number])[0][0]
 
 
 def test_rows_and_calls_are_answered_in_one_order(world: World, bank: Bank) -> None:
@@ -313,93 +228,3 @@ def test_an_operators_connection_names_the_task(world: World, bank: Bank) -> Non
 
 def agent_task(agent: Agent) -> str:
     return agent.task
-
-
-BACK = "app.back(integer,text)"
-
-
-def call_function(world: World, *arguments: str | None, known: bool = True) -> int:
-    """Journal a statement that calls a function which the policy says is answered by app.back."""
-    answers = (Answer(BACK, where="sql", arguments=arguments if known else None),)
-    action = journal.record_intent(
-        world.op, Intent(task="t", kind="select", statement="SELECT f()", compensation=answers_text(answers))
-    )
-    journal.record_event(world.op, action, "committed")
-    return action
-
-
-def test_functions_of_the_database_are_answered_in_the_same_order_exactly_once(
-    world: World, bank: Bank
-) -> None:
-    with steps_of(world) as steps, bank.guard.on(steps):
-        call_function(world, "5", "first")
-        write(world, "a")
-        call_function(world, "\\x00000007", "last")
-        bank.charge(1)
-    report = undo(world, bank)
-    assert states(report) == ["charge: compensated", "SELECT f(): compensated", "SELECT f(): compensated"]
-    assert rows(world.op, "SELECT what FROM app.refunds") == [("7last",), ("5first",)]
-    assert [a.result for a in report.answers] == ["refunded", "7last", "5first"]
-    assert note(world) == "n1"
-    assert undo(world, bank).rows.already_undone
-    assert rows(world.op, "SELECT count(*) FROM app.refunds") == [(2,)]
-
-
-def test_what_can_not_be_answered_by_itself_waits_and_says_why(world: World) -> None:
-    write(world, "a")
-    unknown = call_function(world, known=False)
-    report = undo(world, None)
-    assert report.answers[0].problem == "the statement does not tell the call's arguments"
-    assert (report.is_complete, note(world)) == (False, "a")
-    wrong = call_function(world, "five", "x")
-    (answer,) = undo(world, None, scope=Scope(action=wrong)).answers
-    assert (answer.state, answer.problem) == (
-        "failed",
-        'invalid input syntax for type integer: "five"',
-    )
-    resolve(world.op, unknown, "called app.back by hand")
-    resolve(world.op, wrong, "nothing had happened")
-    report = undo(world, None)
-    assert (report.is_complete, note(world)) == (True, "n1")
-    with pytest.raises(Refused, match="nothing to resolve"):
-        resolve(world.op, unknown, "again")
-
-
-def test_a_call_through_the_guard_is_answered_on_undo(database: Database) -> None:
-    policy = POLICY + (
-        '[functions."public.refund(integer)"]\ntier = "compensable"\ncompensation = "public.back(integer)"\n'
-    )
-    with shop(database) as made:
-        made.op.execute("CREATE TABLE backs (n int)")
-        made.op.execute(
-            "CREATE FUNCTION back(n int) RETURNS int LANGUAGE sql AS 'INSERT INTO backs VALUES (n) RETURNING n'"
-        )
-        made.op.execute("ALTER FUNCTION refund VOLATILE")
-        made.apply(policy)
-        opened = made.task()
-        with connect(database.dsn_for(opened.role, opened.password)) as db:
-            db.execute("UPDATE orders SET status = 'x' WHERE id = 1")
-            db.execute("SELECT refund(%s)", [7])
-            db.execute("SELECT refund(8)", dry_run=True)
-        report = compensate.undo(made.op, Scope(task=opened.task.id))
-        assert [(a.state, a.result) for a in report.answers] == [("compensated", "7")]
-        assert made.value("SELECT status FROM orders WHERE id = 1") == "new"
-        assert made.value("SELECT array_agg(n) FROM backs") == [7]
-
-
-def test_of_a_row_in_conflict_only_the_named_columns_go_back(world: World) -> None:
-    world.op.execute(
-        "ALTER TABLE app.item ADD COLUMN state text DEFAULT 'new', ADD COLUMN price int DEFAULT 1"
-    )
-    state = "SELECT id, note, state, price FROM app.item WHERE id < 4 ORDER BY 1"
-    world.act(world.agents[0], "UPDATE app.item SET note = 'a', state = 'x', price = 9 WHERE id < 4")
-    world.op.execute("UPDATE app.item SET price = 100 WHERE id = 2")
-    world.act(world.agents[0], "UPDATE app.item SET note = 'b' WHERE id IN (2, 3)")
-    world.op.execute("UPDATE app.item SET price = 200 WHERE id = 3")
-    done = rows(world.op, state)
-    assert undo(world, None).rows.conflict_count == 3
-    report = undo(world, None, columns=["note", "state"], on_conflict="force")
-    assert (report.rows.conflicts, report.is_complete) == ((), True)
-    assert rows(world.op, state) == [(1, "n1", "new", 1), (2, "n2", "new", 100), (3, "n3", "new", 200)]
-    compensate.undo(world.op, Scope(undo=report.rows.undo))
-    assert rows(world.op, state) == done
