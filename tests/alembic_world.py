@@ -12,10 +12,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
 from servers import Database
-from sqlalchemy import Column, Integer, MetaData, Table, Text
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, Text
 
 #: Whether Alembic has plugins, which it has since 1.18; `make oldest` tests without.
 PLUGINS = importlib.util.find_spec("alembic.runtime.plugins") is not None
+SOFT = {"sqlguard": {"mode": "soft"}}
+DRIVERS = ["psycopg", "psycopg_async", "asyncpg"]
 PLAIN = """
 from alembic import context
 from sqlalchemy import create_engine
@@ -220,3 +222,33 @@ def shape(database: Database, table: str) -> list[tuple[Any, ...]]:
         """,
         {"t": table},
     )
+
+
+def shop(info: Any = None) -> MetaData:
+    """Customers with unique emails and their orders, cascading."""
+    metadata = MetaData()
+    Table(
+        "customers",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("email", Text, unique=True),
+        Column("name", Text),
+        info=dict(info or {}),
+    )
+    Table(
+        "orders",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("customer_id", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
+        Column("note", Text),
+        info=dict(info or {}),
+    )
+    return metadata
+
+
+def project(folder: Path, database: Database, metadata: MetaData, **options: Any) -> Project:
+    """Return a project whose tables are there and whose guards are declared in the next revision."""
+    made = Project(folder / "project", database, metadata, **options)
+    made.autogenerate()
+    made.upgrade()
+    return made

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from alembic.util import CommandError
-from alembic_world import PLUGINS, Project, body, guarded, orders
+from alembic_world import PLUGINS, SOFT, Project, body, guarded, orders
 from servers import Database
 from sqlalchemy import (
     Column,
@@ -26,8 +26,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlguard.alembic import declare_policies
 from sqlguard.orm import SoftDeleteMixin
 from sqlguard.policy import parse_policy
-
-SOFT = {"sqlguard": {"mode": "soft"}}
 
 
 @pytest.fixture

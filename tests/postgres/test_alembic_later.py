@@ -4,11 +4,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from alembic_world import Project, body, guarded, orders
+from alembic_world import SOFT, Project, body, guarded, orders
 from servers import Database
 from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table
 
-SOFT = {"sqlguard": {"mode": "soft"}}
 FIXED = {"sqlguard": {"mode": "soft", "fix_views": True}}
 
 
