@@ -79,3 +79,8 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if done.returncode != 0:
         pytest.skip(f"node-postgres could not be installed: {done.stderr.strip()[-200:]}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
