@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sqlguard"
+TESTS = ROOT / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_MODULE = 400
 LONGEST_FUNCTION = 40
@@ -25,6 +26,11 @@ def test_modules_and_functions_are_short(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST_MODULE
     assert list(long_functions(text)) == []
+
+
+def test_modules_of_the_tests_are_short() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in TESTS.rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): n for path, n in lines.items() if n > LONGEST_MODULE} == {}
 
 
 def test_a_long_function_is_found_unless_it_gives_a_reason() -> None:
