@@ -84,12 +84,12 @@ async def test_a_task_that_is_ended_ends_its_session(world: World) -> None:
 
 
 async def test_a_session_ends_with_its_time_and_lives_on_when_renewed(world: World) -> None:
-    async with serving(door(world, ttl=timedelta(seconds=2))) as url:
-        async with http_client(url) as short, http_client(url) as renewed:
+    async with serving(door(world, ttl=timedelta(seconds=4))) as url:
+        async with http_client(url) as renewed, http_client(url) as short:
             task = answer(await renewed.call_tool("status", {}))["task"]
-            answer(await short.call_tool("status", {}))
             renew_task(world.owner, task, timedelta(minutes=5))
-            await asyncio.sleep(3.5)
+            answer(await short.call_tool("status", {}))
+            await asyncio.sleep(5.5)
             assert refusal(await short.call_tool("query", {"sql": "SELECT 1"}))["sqlstate"] == "SG004"
             assert answer(await renewed.call_tool("query", {"sql": "SELECT 1"}))["rows"] == [[1]]
             assert task in world.living()
