@@ -10,9 +10,9 @@ server does. What goes wrong there, and the opening of connections, is left to a
 """
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -69,6 +69,8 @@ class Writer:
         self._metrics = metrics
         self._queue: deque[_Item] = deque()
         self._conn: psycopg.Connection[Any] | None = None
+        #: One thread: what it does while the loop ends is done before the last of it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlguard-journal")
         #: What is being written, by the loop or by a thread: the connection is whose turn it is.
         self._group: list[_Item] = []
         self._result: PGresult | None = None
@@ -83,9 +85,8 @@ class Writer:
 
     def stop(self) -> None:
         """Write what is queued, and end; the loop must have ended."""
-        thread = threading.Thread(target=self._finish, name="sqlguard-journal", daemon=True)
-        thread.start()
-        thread.join(timeout=_LAST_WAIT)
+        wait([self._thread.submit(self._finish)], timeout=_LAST_WAIT)
+        self._thread.shutdown(wait=False)
 
     def intent(self, intent: Intent) -> Waiter:
         """Queue an intent; the result is its action id once it is committed."""
@@ -216,7 +217,7 @@ class Writer:
             loop.remove_writer(self._socket)
         self._socket = self._result = None
         if self._group:
-            loop.run_in_executor(None, self._write_group).add_done_callback(lambda _: self._written())
+            loop.run_in_executor(self._thread, self._write_group).add_done_callback(lambda _: self._written())
         elif self._conn is not None:
             self._conn.close()
 

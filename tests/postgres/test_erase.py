@@ -23,10 +23,11 @@ SCHEMA = """
     CREATE SCHEMA app;
     CREATE TABLE app.usr (id int PRIMARY KEY, email text UNIQUE, name text, profile jsonb);
     CREATE TABLE app.doc (id int PRIMARY KEY, usr int REFERENCES app.usr ON DELETE CASCADE);
-    INSERT INTO app.usr VALUES (1, 'ann@example.org', 'ann', NULL), (4711, 'bob@example.org', 'Bob Builder',
+    INSERT INTO app.usr VALUES (1, 'ann@example.org', 'ann', NULL), (471104711, 'bob@example.org', 'Bob Builder',
                                 '{"phone": "+49 30 5550100", "tags": ["carpenter"]}');
 """
-PERSONAL = ("bob@example", "Bob Builder", "Bob", "5550100", "carpenter", "bobby", "4711")
+# A number of nine digits: a short one turns up in hashes and times.
+PERSONAL = ("bob@example", "Bob Builder", "Bob", "5550100", "carpenter", "bobby", "471104711")
 ALL = ("action", "event", "change_set", "row_change", "idempotency", "undo", "removal", "removed", "hold")
 
 
@@ -54,15 +55,15 @@ def life(world: World) -> list[int]:
         world.act(
             agent,
             "UPDATE app.usr SET name = 'bobby' WHERE email = E'bob\\x40example.org'",
-            reason="Bob Builder (4711) wants to be called bobby",
+            reason="Bob Builder (471104711) wants to be called bobby",
         ),
-        world.act(agent, "UPDATE app.usr SET id = 4712 WHERE id = 4711 /* user 4711 */"),
+        world.act(agent, "UPDATE app.usr SET id = 4712 WHERE id = 471104711 /* user 471104711 */"),
         world.act(agent, "UPDATE app.usr SET profile = profile || '{\"x\": 1}'"),
-        world.act(agent, "UPDATE app.usr SET id = 4711 WHERE id = 4712"),
+        world.act(agent, "UPDATE app.usr SET id = 471104711 WHERE id = 4712"),
         delete(world, "email LIKE 'bob@example%'"),
     ]
     journal.record_event(
-        world.op, done[0], "committed", {"rows": 1, "sample": [{"id": 4711, "name": "Bob Builder"}]}
+        world.op, done[0], "committed", {"rows": 1, "sample": [{"id": 471104711, "name": "Bob Builder"}]}
     )
     refused = journal.record_intent(
         world.op,
@@ -70,12 +71,12 @@ def life(world: World) -> list[int]:
             task="t",
             verdict="refuse",
             statement="SELECT * FROM app.usr WHERE email = $1 OR id = $2",
-            params=("bob@example.org", "4711"),
+            params=("bob@example.org", "471104711"),
             tables=("app.usr",),
         ),
     )
     elsewhere = journal.record_intent(
-        world.op, Intent(task="t", statement="UPDATE app.doc SET id = 4711", tables=("app.doc",))
+        world.op, Intent(task="t", statement="UPDATE app.doc SET id = 471104711", tables=("app.doc",))
     )
     return [*done, refused, elsewhere]
 
@@ -94,14 +95,14 @@ def test_nothing_is_left_and_the_journal_verifies(world: World) -> None:
     world.op.execute(
         "INSERT INTO sqlguard.idempotency (scope, key, statement_hash, task_id, action_id, tag, columns, rows,"
         " expires_at) VALUES ('s', 'k', 'h', 't', 1, 'UPDATE 1', %s, %s, now() + interval '1 day')",
-        [Jsonb([{"name": "id"}]), Jsonb([["4711", "Bob Builder"]])],
+        [Jsonb([{"name": "id"}]), Jsonb([["471104711", "Bob Builder"]])],
     )
     assert all(word in everything(world) for word in PERSONAL)
-    told = erase(world.op, "app.usr", keys=["4711"], preview=True)
+    told = erase(world.op, "app.usr", keys=["471104711"], preview=True)
     assert (told.preview, told.erasure, told.stopped) == (True, None, False)
     assert all(word in everything(world) for word in PERSONAL)
 
-    report = erase(world.op, "app.usr", keys=["4711"], reason="request 31")
+    report = erase(world.op, "app.usr", keys=["471104711"], reason="request 31")
     assert (report.rows, report.images, report.actions, report.events, report.results) == (1, 5, 5, 1, 1)
     assert (told.rows, told.images, told.actions) == (report.rows, report.images, report.actions)
     left = everything(world, but=(elsewhere,))
@@ -112,7 +113,7 @@ def test_nothing_is_left_and_the_journal_verifies(world: World) -> None:
     # Another row's images are as they were.
     assert [c.op for c in history.history(world.op, "app.usr", 1)] == ["update"]
     assert rows(world.op, "SELECT statement FROM sqlguard.action WHERE id = %s", [elsewhere]) == [
-        ("UPDATE app.doc SET id = 4711",)
+        ("UPDATE app.doc SET id = 471104711",)
     ]
     # The agent, the time and what became of it stay.
     detail = journal.show_action(world.op, 1).action
@@ -126,7 +127,7 @@ def test_nothing_is_left_and_the_journal_verifies(world: World) -> None:
 
 def test_an_undo_says_that_the_row_was_erased(world: World) -> None:
     actions = life(world)
-    erase(world.op, "app.usr", keys=["4711"])
+    erase(world.op, "app.usr", keys=["471104711"])
     stopped = undo.undo(world.op, task="t")
     assert stopped.stopped
     assert {c.reason for c in stopped.conflicts} == {"the row was erased"}
@@ -137,7 +138,7 @@ def test_an_undo_says_that_the_row_was_erased(world: World) -> None:
 
 def test_an_erasure_that_nobody_wrote_down_is_tampering(world: World) -> None:
     life(world)
-    erase(world.op, "app.usr", keys=["4711"])
+    erase(world.op, "app.usr", keys=["471104711"])
     root = world.database.connect()
     root.execute("SET session_replication_role = replica")
     for table in ("action", "event"):
@@ -155,7 +156,7 @@ def test_an_erasure_that_nobody_wrote_down_is_tampering(world: World) -> None:
 
 def test_the_wall_stays_up_for_everything_else(world: World) -> None:
     life(world)
-    erase(world.op, "app.usr", keys=["4711"])
+    erase(world.op, "app.usr", keys=["471104711"])
     for statement in (
         "UPDATE sqlguard.action SET statement = 'x'",
         "UPDATE sqlguard.row_change SET before = NULL",
@@ -181,15 +182,15 @@ def reasons(report: Any) -> list[str]:
 
 def test_what_is_refused(world: World) -> None:
     before = everything(world)
-    assert reasons(erase(world.op, "app.usr", keys=["4711"])) == ["erase_live_row"]
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"])) == ["erase_live_row"]
     assert reasons(erase(world.op, "app.usr", keys=["77"])) == ["erase_nothing_found"]
-    world.op.execute("INSERT INTO app.doc VALUES (1, 4711)")
-    assert reasons(erase(world.op, "app.usr", keys=["4711"], live=True)) == ["purge_live_reference"]
+    world.op.execute("INSERT INTO app.doc VALUES (1, 471104711)")
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"], live=True)) == ["purge_live_reference"]
     world.op.execute("UPDATE app.doc SET deleted_at = '2024-01-01'")
-    assert reasons(erase(world.op, "app.usr", keys=["4711"], live=True)) == ["erase_referenced"]
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"], live=True)) == ["erase_referenced"]
     assert everything(world) == before
     assert erase(world.op, "app.doc", keys=["1"]).rows == 1
-    both = erase(world.op, "app.usr", keys=["4711", "1"], live=True)
+    both = erase(world.op, "app.usr", keys=["471104711", "1"], live=True)
     assert (both.rows, both.refused) == (2, ())
     with pytest.raises(Refused, match="nothing was named"):
         erase(world.op, "app.usr", keys=[])
@@ -197,13 +198,13 @@ def test_what_is_refused(world: World) -> None:
 
 def test_legal_hold_wins(world: World) -> None:
     life(world)
-    hold(world.op, "app.usr", keys=("4711",), reason="case 7")
-    assert reasons(erase(world.op, "app.usr", keys=["4711"])) == ["erase_held"]
+    hold(world.op, "app.usr", keys=("471104711",), reason="case 7")
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"])) == ["erase_held"]
     release(world.op, "app.usr")
     hold(world.op, "app.usr", where="name = 'bobby' AND email LIKE '100%' IS FALSE", reason="case 8")
-    assert reasons(erase(world.op, "app.usr", keys=["4711"])) == ["erase_held"]
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"])) == ["erase_held"]
     release(world.op, "app.usr")
-    assert erase(world.op, "app.usr", keys=["4711"]).rows == 1
+    assert erase(world.op, "app.usr", keys=["471104711"]).rows == 1
     assert rows(world.op, "SELECT key FROM sqlguard.hold ORDER BY id") == [(["erased"],), (None,)]
 
 
@@ -211,12 +212,12 @@ def test_a_row_that_is_gone_already_still_has_traces(world: World) -> None:
     life(world)
     assert purge(world.op, older_than=timedelta(0)).rows == 1
     hold(world.op, "app.usr", where="name = 'bobby'", reason="case 9")
-    assert reasons(erase(world.op, "app.usr", keys=["4711"])) == ["erase_held"]
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"])) == ["erase_held"]
     release(world.op, "app.usr")
-    report = erase(world.op, "app.usr", keys=["4711"])
+    report = erase(world.op, "app.usr", keys=["471104711"])
     assert (report.rows, report.images) == (0, 5)
     assert journal.verify(world.op).ok
-    assert reasons(erase(world.op, "app.usr", keys=["4711"])) == ["erase_nothing_found"]
+    assert reasons(erase(world.op, "app.usr", keys=["471104711"])) == ["erase_nothing_found"]
 
 
 def test_another_row_that_had_the_key_keeps_its_images(world: World) -> None:
@@ -236,9 +237,9 @@ def test_a_table_in_journal_mode(database: Database) -> None:
         world.grant()
         world.guard("app.usr", "app.doc", mode="journal")
         agent = world.task("t")
-        action = world.act(agent, "DELETE FROM app.usr WHERE id = 4711")
+        action = world.act(agent, "DELETE FROM app.usr WHERE id = 471104711")
         assert "Bob Builder" in everything(world)
-        assert erase(world.op, "app.usr", keys=["4711"]).images == 1
+        assert erase(world.op, "app.usr", keys=["471104711"]).images == 1
         assert [w for w in PERSONAL if w in everything(world)] == []
         assert undo.undo(world.op, action=action).stopped
         assert journal.verify(world.op).ok
