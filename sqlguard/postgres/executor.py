@@ -34,7 +34,7 @@ from sqlguard.postgres import idempotency, plans
 from sqlguard.postgres.placeholders import Params as Params
 from sqlguard.postgres.placeholders import number_placeholders as number_placeholders
 from sqlguard.postgres.plan_run import Planner, can_be_approved
-from sqlguard.postgres.preview_run import Run, outcome_of, preview, recorded
+from sqlguard.postgres.preview_run import CLAIM, Run, ended, outcome_of, preview, recorded
 from sqlguard.postgres.result_limits import first_rows, keep_to
 from sqlguard.statement.model import Kind
 
@@ -178,22 +178,14 @@ class Executor:
             elif isinstance(fault, SqlguardError):
                 self.planner.fail_block()
             raise
-        details: dict[str, Any] = {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
+        done, details = ended(run, outcome, changed, committed=own)
         if kept is not None:
             details["repeats"] = kept.action
         plan = self._end(end, own=own)
-        done = replace(
-            outcome,
-            affected=changed,
-            action=run.action,
-            tier=run.decision.verdict.tier,
-            committed=own,
-            plan=plan,
-        )
-        return done, details if plan is None else {**details, "plan": plan}
+        return replace(done, plan=plan), details if plan is None else {**details, "plan": plan}
 
     def _claim_changes(self, action: int) -> None:
-        self.connection.execute("SELECT pg_catalog.set_config('sqlguard.action', %s, true)", [str(action)])
+        self.connection.execute(CLAIM, [str(action)])
 
     def _weigh(self, run: Run) -> "_End":
         """Decide by the rows how the run ends. Raises Refused."""

@@ -6,7 +6,7 @@ from its commit on, through every proxy and without one; reads go on.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 
 from sqlguard.errors import NotConfigured
 from sqlguard.postgres.control import not_migrated
+from sqlguard.postgres.named import find_named
 
 Connection = psycopg.Connection[Any]
 _COLUMNS = "id, tables, until_at, reason, frozen_at, frozen_by, thawed_at, thawed_by"
@@ -94,11 +95,10 @@ def _is_ahead(conn: Connection, until: datetime) -> bool:
 
 
 def _name(conn: Connection, table: str) -> str:
-    for query in _NAMES:
-        with suppress(psycopg.errors.InvalidName), conn.transaction():
-            if (row := conn.execute(query.encode(), [table]).fetchone()) is not None:
-                return str(row[0])
-    raise NotConfigured(f"there is no table `{table}`", hint="name it as schema.table")
+    row = find_named(conn, _NAMES, table)
+    if row is None:
+        raise NotConfigured(f"there is no table `{table}`", hint="name it as schema.table")
+    return str(row[0])
 
 
 @contextmanager

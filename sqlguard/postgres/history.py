@@ -1,7 +1,6 @@
 """A row's life: every captured change with the agent, the reason and the values before and after."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -12,14 +11,19 @@ from psycopg.rows import dict_row
 
 from sqlguard.errors import NotConfigured
 from sqlguard.postgres.images import Images, pin
+from sqlguard.postgres.named import find_named
 from sqlguard.postgres.undo_table import ROW, Target, read_target
 
 #: One value, or all columns of the key in order, or by name.
 Key = str | int | Sequence[Any] | Mapping[str, Any]
 
-_TABLE = """
+_TABLES = tuple(
+    f"""
     SELECT g.relid::bigint, g.schema_name, g.table_name, g.key_columns FROM sqlguard.guarded_table g
-    WHERE """
+    WHERE {which}
+    """  # noqa: S608 (constants of this module)
+    for which in ("g.schema_name || '.' || g.table_name = %s", "g.relid = to_regclass(%s)")
+)
 _CHANGES = """
     SELECT r.id AS row_change, c.id AS change_set, c.at, c.op, c.shape_id, r.key, r.new_key, r.before,
            c.action_id AS action, c.task_id AS task, coalesce(a.agent, t.agent) AS agent, a.reason,
@@ -95,11 +99,7 @@ def history(conn: psycopg.Connection[Any], table: str, key: Key) -> list[Change]
 
 
 def _table(conn: psycopg.Connection[Any], table: str) -> tuple[Target, list[str]]:
-    row = None
-    # What is a name as it stands is not read as SQL: `a.B` may be another table than `a.b`.
-    for which in ("g.schema_name || '.' || g.table_name = %s", "g.relid = to_regclass(%s)"):
-        with suppress(psycopg.errors.InvalidName), conn.transaction():
-            row = row or conn.execute((_TABLE + which).encode(), [table]).fetchone()
+    row = find_named(conn, _TABLES, table)
     if row is None:
         raise NotConfigured(f"`{table}` is not a guarded table", hint="`sqlguard tables` lists them")
     # Type names must come out qualified.

@@ -16,14 +16,16 @@ from psycopg.pq import TransactionStatus
 from sqlguard.budget import ResultLimits
 from sqlguard.errors import SqlguardError
 from sqlguard.journal import Intent
-from sqlguard.plan import Decision, Draft, Outcome, Stage, affected_of, measured_of, steady
+from sqlguard.plan import Affected, Decision, Draft, Outcome, Stage, affected_of, measured_of, steady
 from sqlguard.postgres import plans
 from sqlguard.postgres.plan_run import Planner
 from sqlguard.postgres.result_limits import keep_to
 
 #: The policy refuses agents' own savepoints that begin so.
-_SAVEPOINT = "sqlguard_preview"
-_CLAIM = "SELECT pg_catalog.set_config('sqlguard.action', %s, true)"
+_INSIDE = ("SAVEPOINT sqlguard_preview", "ROLLBACK TO sqlguard_preview")
+_OUTSIDE = ("BEGIN READ WRITE", "ROLLBACK")
+#: Says to the walls which action the changes to come belong to, for the transaction.
+CLAIM = "SELECT pg_catalog.set_config('sqlguard.action', %s, true)"
 
 
 @dataclass(frozen=True)
@@ -68,29 +70,33 @@ def recorded(
     run: Run, planner: Planner, outcome: Outcome, draft: Draft, found: plans.RunOutcome
 ) -> tuple[Outcome, dict[str, Any]]:
     """Keep the plan of what was previewed; return its outcome and what the journal knows of it."""
-    changed = affected_of(found.report)
-    details: dict[str, Any] = {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
+    done, details = ended(run, outcome, affected_of(found.report), committed=False)
     plan = plans.record_previewed(planner.ledger, draft, found, details)
+    return replace(done, plan=plan, report=found.report), {**details, "plan": plan}
+
+
+def ended(
+    run: Run, outcome: Outcome, changed: tuple[Affected, ...], *, committed: bool
+) -> tuple[Outcome, dict[str, Any]]:
+    """Return the outcome of a run that has changed so much, and what the journal knows of it."""
     done = replace(
         outcome,
         affected=changed,
         action=run.action,
         tier=run.decision.verdict.tier,
-        committed=False,
-        plan=plan,
-        report=found.report,
+        committed=committed,
     )
-    return done, {**details, "plan": plan}
+    return done, {"tag": outcome.tag, "affected": [a.as_dict() for a in changed]}
 
 
 def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any], plans.RunOutcome]:
     """Run the statement and take it back; return its answer, and what the database says of it."""
     conn = planner.work
-    opening, closing = ("BEGIN READ WRITE", "ROLLBACK") if own else _inside()
+    opening, closing = _OUTSIDE if own else _INSIDE
     with together(conn):
         conn.execute(opening.encode())
         planner.measure(run.decision, run.params)
-        conn.execute(_CLAIM, [str(run.action)])
+        conn.execute(CLAIM, [str(run.action)])
         conn.execute(plans.BEGIN)
         answer = psycopg.RawCursor(conn).execute(run.decision.text.encode(), run.params)
         conn.execute(plans.FORCE)
@@ -99,10 +105,6 @@ def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any
     row = said.fetchone()
     assert row is not None  # noqa: S101 (the function gives one row)
     return answer, plans.RunOutcome(*row)
-
-
-def _inside() -> tuple[str, str]:
-    return f"SAVEPOINT {_SAVEPOINT}", f"ROLLBACK TO {_SAVEPOINT}"
 
 
 @contextmanager

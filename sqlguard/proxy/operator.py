@@ -2,8 +2,7 @@
 What the proxy asks of PostgreSQL as the operator: logins, the catalog, the journal.
 
 psycopg is synchronous here on purpose: these calls run in threads of their own, so that a slow catalog query
-or a slow disk never holds up the event loop. Intents are committed in groups: whatever has queued up while
-the last commit was under way goes into the next one, so eight busy agents cost about as many commits as one.
+never holds up the event loop. What is written is the journal's writer's (`writer`), which has its own way.
 """
 
 import asyncio

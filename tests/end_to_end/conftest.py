@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from end_to_end.attack_lab import Lab, attacked
 from end_to_end.shop import Task, World, shop_world
 from end_to_end.wired import Agent, Wired, wired_shop
 from servers import Database, fit_to_server, fresh_database
@@ -84,3 +85,15 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def lab(server: EmbeddedServer) -> Iterator[Lab]:
+    with attacked(server) as made:
+        yield made
+
+
+@pytest.fixture
+def mallory(lab: Lab) -> Iterator[Agent]:
+    with lab.visit() as agent:
+        yield agent

@@ -7,32 +7,17 @@ owner sees it.
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import psycopg
 import pytest
-from end_to_end.attack_lab import Lab, attacked, soon, straight
+from end_to_end.attack_lab import Lab, soon, straight
 from end_to_end.wired import Agent
 
 from sqlguard import annotation
-from sqlguard.embedded import EmbeddedServer
 from sqlguard.postgres.sweep import sweep
 from sqlguard.postgres.tasks import end_task
 from sqlguard.postgres.undo import undo
-
-
-@pytest.fixture(scope="module")
-def lab(server: EmbeddedServer) -> Iterator[Lab]:
-    with attacked(server) as made:
-        yield made
-
-
-@pytest.fixture
-def mallory(lab: Lab) -> Iterator[Agent]:
-    with lab.visit() as agent:
-        yield agent
-
 
 # --- code that would run with the operator's rights
 

@@ -5,30 +5,15 @@ Each test is one attack that once worked, or that would if its wall were taken a
 owner sees it.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psycopg
 import pytest
-from end_to_end.attack_lab import Lab, attacked, raw, straight
+from end_to_end.attack_lab import Lab, raw, straight
 from end_to_end.raw import Raw, bind
 from end_to_end.wired import Agent
 
-from sqlguard.embedded import EmbeddedServer
 from sqlguard.wire.messages import PROTOCOL_3_0, Execute, Parse, Sync
-
-
-@pytest.fixture(scope="module")
-def lab(server: EmbeddedServer) -> Iterator[Lab]:
-    with attacked(server) as made:
-        yield made
-
-
-@pytest.fixture
-def mallory(lab: Lab) -> Iterator[Agent]:
-    with lab.visit() as agent:
-        yield agent
-
 
 # --- what can't be read, what can't be restored
 

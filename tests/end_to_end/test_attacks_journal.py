@@ -5,28 +5,13 @@ Each test is one attack that once worked, or that would if its wall were taken a
 owner sees it.
 """
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
-from end_to_end.attack_lab import Lab, attacked, intents, raw
+from end_to_end.attack_lab import Lab, intents, raw
 from end_to_end.raw import bind, kinds
 from end_to_end.wired import Agent
 
-from sqlguard.embedded import EmbeddedServer
 from sqlguard.wire.messages import Close, Execute, Parse, Query, Sync
-
-
-@pytest.fixture(scope="module")
-def lab(server: EmbeddedServer) -> Iterator[Lab]:
-    with attacked(server) as made:
-        yield made
-
-
-@pytest.fixture
-def mallory(lab: Lab) -> Iterator[Agent]:
-    with lab.visit() as agent:
-        yield agent
 
 
 def test_explain_of_another_session_s_plan(lab: Lab, mallory: Agent) -> None:
