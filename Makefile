@@ -11,8 +11,9 @@ PG = 18
 TESTS =
 SUITES =
 WORKERS = 2
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --all-extras \
+PINNED = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command "make lock"
+COMPILE = $(PINNED) --all-extras
 
 help:
 	@echo 'make demo    the main job, on a PostgreSQL of its own'
@@ -59,8 +60,12 @@ imports: $(STAMP)
 spelling: $(STAMP)
 	$(BIN)/codespell
 
-bench: $(STAMP)
+bench: .venv/.bench
 	$(BIN)/python -m benchmarks
+
+.venv/.bench: $(STAMP) requirements-bench.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
+	@touch $@
 
 client-suites: $(STAMP)
 	$(BIN)/python -m scripts.client_suites $(SUITES)
@@ -77,6 +82,7 @@ package-test: wheel
 lock: $(STAMP)
 	$(COMPILE) --group dev --output-file requirements.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --output-file requirements-runtime.lock pyproject.toml
+	$(PINNED) --group bench --constraint requirements.lock --output-file requirements-bench.lock
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .demo
