@@ -14,18 +14,15 @@ import asyncpg
 import psycopg
 import psycopg.sql
 import pytest
+from end_to_end.copy_world import TABLES, copy_world, count, until
 from end_to_end.node import run_node
-from end_to_end.raw import Raw, raw
-from end_to_end.wired import POLICY, Agent, Wired, wired_shop
+from end_to_end.raw import raw
+from end_to_end.wired import Agent, Wired
 from psycopg import pq
-from servers import OWNER, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
-from sqlguard.policy import parse_policy
 from sqlguard.postgres import event_trigger
 from sqlguard.postgres.freeze import freeze, thaw
-from sqlguard.postgres.guard_table import guard_tables
-from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.postgres.tasks import open_task
 from sqlguard.wire.messages import (
     CopyData,
@@ -33,47 +30,10 @@ from sqlguard.wire.messages import (
     Query,
 )
 
-TABLES = ["ledger", "plain"]
-GATED = (
-    POLICY.replace('name = "wired"', 'name = "gated"')
-    + """
-[tables."public.staff"]
-insert = ["id"]
-
-[[gates]]
-when = { kind = "insert", table = "public.orders" }
-then = "approve"
-
-[[gates]]
-when = { rows = ">10" }
-then = "approve"
-"""
-)
-PLAN_ONLY = POLICY.replace('name = "wired"', 'name = "planonly"').replace(
-    "[defaults]", "[defaults]\nplan_only = true"
-)
-
 
 @pytest.fixture(scope="module")
 def world(server: EmbeddedServer) -> Iterator[Wired]:
-    with fresh_database(server) as database, wired_shop(database) as made:
-        # As a careful operator has it: tasks make no temporary tables.
-        name = psycopg.sql.Identifier(database.name)
-        revoke = psycopg.sql.SQL(
-            "GRANT TEMPORARY ON DATABASE {0} TO {1}; REVOKE TEMPORARY ON DATABASE {0} FROM PUBLIC"
-        )
-        database.execute(revoke.format(name, psycopg.sql.Identifier(OWNER)))
-        made.owner.execute(
-            "CREATE TABLE ledger (id integer PRIMARY KEY, t text, b bytea, n numeric, a integer[])"
-        )
-        made.owner.execute(
-            "CREATE TABLE odd (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \"of\" text DEFAULT 'x',"
-            ' twice integer GENERATED ALWAYS AS (k * 2) STORED, k integer NOT NULL, "Ünïcode" text)'
-        )
-        guard_tables(made.owner, ["ledger"], "journal")
-        guard_tables(made.owner, ["odd"], "soft")
-        for text in (POLICY, GATED, PLAN_ONLY):
-            apply_policy(made.owner, parse_policy(text, "t.toml"))
+    with copy_world(server) as made:
         yield made
 
 
@@ -81,10 +41,6 @@ def world(server: EmbeddedServer) -> Iterator[Wired]:
 def agent(world: Wired) -> Iterator[Agent]:
     with world.visiting() as visitor:
         yield visitor
-
-
-def count(world: Wired, table: str) -> int:
-    return int(world.value(f"SELECT count(*) FROM {table}"))
 
 
 def copy(conn: "psycopg.Connection[object]", text: str, data: str | bytes) -> str | None:
@@ -168,19 +124,6 @@ def test_among_several_statements(world: Wired, agent: Agent, table: str) -> Non
         client.send(CopyData(b"rubbish\n"), CopyDone())
         assert until(client, "Z") == "EZ"
     assert sorted(r[0] for r in world.owner.execute(f"SELECT id FROM {table}").fetchall()) == [1, 2, 3, 7]
-
-
-def until(client: Raw, kind: str) -> str:
-    """The kinds of the messages up to the first of *kind*, or to an error before it."""
-    found = ""
-    while not found.endswith(kind):
-        try:
-            message = client.message()
-        except TimeoutError:
-            raise AssertionError(found) from None
-        assert message is not None, found
-        found += chr(message.kind)
-    return found
 
 
 def test_columns_of_every_kind(world: Wired, agent: Agent) -> None:

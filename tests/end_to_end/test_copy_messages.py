@@ -1,13 +1,14 @@
 """COPY … FROM STDIN by a task, message by message: what drivers send, what none sends, and who leaves in the middle."""
 
 import struct
+from collections.abc import Iterator
 
 import pytest
-from end_to_end import test_copy_in as others
+from end_to_end.copy_world import TABLES, copy_world, count, until
 from end_to_end.raw import bind, kinds, raw
-from end_to_end.test_copy_in import TABLES, count, until
 from end_to_end.wired import Agent, Wired
 
+from sqlguard.embedded import EmbeddedServer
 from sqlguard.wire.messages import (
     CopyData,
     CopyDone,
@@ -21,7 +22,17 @@ from sqlguard.wire.messages import (
     Terminate,
 )
 
-world, agent = others.world, others.agent
+
+@pytest.fixture(scope="module")
+def world(server: EmbeddedServer) -> Iterator[Wired]:
+    with copy_world(server) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(world: Wired) -> Iterator[Agent]:
+    with world.visiting() as visitor:
+        yield visitor
 
 
 @pytest.mark.parametrize("table", TABLES)

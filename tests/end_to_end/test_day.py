@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
+from end_to_end.certificates import issued
 from end_to_end.day import DAY, Step
 from end_to_end.inprocess import proxy
 from end_to_end.players import (
@@ -54,11 +54,7 @@ def guarded(server: EmbeddedServer, tmp_path: Path, *, secure: bool) -> Iterator
         if not secure:
             yield made
             return
-        issued = trustme.CA().issue_cert("127.0.0.1", "localhost")
-        cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        key.write_bytes(issued.private_key_pem.bytes())
-        with proxy(database.owner_dsn, tls_cert=cert, tls_key=key, tls_required=True) as running:
+        with proxy(database.owner_dsn, tls_required=True, **issued(tmp_path)) as running:
             yield replace(made, proxy=running)
 
 

@@ -4,27 +4,28 @@ and goes on serving the others.
 """
 
 import random
-import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from end_to_end.balancer import HEADERS, balancer
+from end_to_end.certificates import issued
+from end_to_end.fuzzing import OPEN, finish, first_proof, logins, mutated, startup, tls_login
+from end_to_end.inprocess import proxy
 from end_to_end.raw import Raw, bind, kinds, raw
 from end_to_end.wired import Agent, Wired
 
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire.messages import (
-    CancelRequest,
     Close,
     Describe,
     Execute,
     Flush,
     Parse,
     Query,
-    SASLInitialResponse,
-    SASLResponse,
     SSLRequest,
-    StartupMessage,
     Sync,
     Terminate,
 )
@@ -44,61 +45,6 @@ SESSION = (
     Query(b"BEGIN; UPDATE orders SET note = 'z' WHERE id = 120; ROLLBACK"),
     Query(b"COPY (SELECT id FROM staff) TO STDOUT"),
 )
-
-
-def startup(agent: Agent) -> bytes:
-    pairs = (
-        (b"user", agent.task.role.encode()),
-        (b"database", agent.database.encode()),
-        (b"options", b"-c geqo=off"),
-    )
-    return StartupMessage(3 << 16, pairs).encode()
-
-
-def first_proof() -> bytes:
-    return SASLInitialResponse(b"SCRAM-SHA-256", b"n,,n=,r=rOprNGfwEbeRWgbNEkqO").encode()
-
-
-def last_proof() -> bytes:
-    return SASLResponse(b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj,p=" + b"A" * 43 + b"=").encode()
-
-
-def finish(client: Raw, limit: float = 10) -> bytes:
-    """End our half and read all that comes; a proxy that neither answers nor closes fails the test."""
-    client.socket.settimeout(limit)
-    data = b""
-    try:
-        client.socket.shutdown(1)
-        while chunk := client.socket.recv(65536):
-            data += chunk
-    except (ConnectionResetError, BrokenPipeError, OSError) as fault:
-        if isinstance(fault, TimeoutError):
-            raise
-    client.close()
-    return data
-
-
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Change, remove, insert, double or truncate a few bytes; lengths that lie are among it."""
-    raw_bytes = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(raw_bytes)) if raw_bytes else 0
-        match chance.randrange(6):
-            case 0 if raw_bytes:
-                raw_bytes[at] = chance.randrange(256)
-            case 1:
-                del raw_bytes[at : at + chance.randint(1, 8)]
-            case 2:
-                raw_bytes[at:at] = chance.randbytes(chance.randint(1, 8))
-            case 3:
-                raw_bytes[at:at] = raw_bytes[at : at + chance.randint(1, 40)]
-            case 4:
-                del raw_bytes[at:]
-            case _:
-                raw_bytes[at : at + 4] = struct.pack(
-                    ">I", chance.choice([0, 3, 4, 5, 255, 2**31 - 1, 2**31, 2**32 - 1])
-                )
-    return bytes(raw_bytes)
 
 
 @pytest.fixture
@@ -132,19 +78,35 @@ def test_the_login_cut_at_every_byte(agent: Agent) -> None:
 @pytest.mark.usefixtures("_unharmed")
 def test_the_login_mutated(agent: Agent) -> None:
     chance = random.Random(20_240_601)
-    seeds = [
-        startup(agent),
-        startup(agent) + first_proof(),
-        startup(agent) + first_proof() + last_proof(),
-        SSLRequest().encode() + startup(agent),
-        CancelRequest(1234, b"\1\2\3\4").encode(),
-        first_proof(),
-    ]
+    seeds = logins(agent)
     for _ in range(1500):
         client = Raw(agent.host, agent.port)
         client.send(mutated(chance.choice(seeds), chance))
         answer = finish(client)
-        assert b"R\0\0\0\x08\0\0\0\0" not in answer  # nobody got in
+        assert OPEN not in answer
+
+
+@pytest.mark.usefixtures("_unharmed")
+def test_logins_by_tls_and_behind_headers_mutated(wired_world: Wired, agent: Agent, tmp_path: Path) -> None:
+    """Handshakes from the first byte on, and what a load balancer writes before them."""
+    chance = random.Random(20_240_605)
+    announced = {"proxy_protocol": "required", "proxy_protocol_from": ("127.0.0.1",)}
+    dsn, papers = wired_world.database.owner_dsn, issued(tmp_path)
+    with proxy(dsn, **papers) as plain, proxy(dsn, **papers, **announced) as behind:
+        here, there = replace(agent, port=plain.port), replace(agent, port=behind.port)
+        answers = []
+        for _ in range(150):
+            answers.append(tls_login(here, chance, 20))
+            answers.append(tls_login(there, chance, 20, chance.choice(HEADERS)))
+            client = Raw(there.host, there.port)
+            client.send(mutated(chance.choice(HEADERS) + chance.choice(logins(agent)), chance))
+            assert OPEN not in finish(client)
+        assert not any(OPEN in answer for answer in answers)
+        assert sum(answer[:1] in b"RE" for answer in answers if answer) > 5  # not all stop at the handshake
+        with here.connect(sslmode="require") as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+        with balancer(behind.port, HEADERS[0]) as port, replace(agent, port=port).connect() as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.usefixtures("_unharmed")

@@ -12,20 +12,23 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
+from end_to_end.balancer import HEADERS, balancer
+from end_to_end.certificates import issued
+from end_to_end.fuzzing import OPEN, finish, logins, mutated, tls_login
 from end_to_end.raw import Raw, bind
-from end_to_end.shop import World
-from end_to_end.test_fuzz import finish, first_proof, last_proof, mutated, startup
+from end_to_end.shop import World, shop_world
 from end_to_end.wired import Agent
+from servers import fresh_database
 
+from sqlguard.embedded import EmbeddedServer
 from sqlguard.postgres.tasks import open_task
 from sqlguard.wire.buffer import BACKEND_LIMITS, Frame, FrameReader, message
 from sqlguard.wire.messages import (
-    CancelRequest,
     Close,
     CopyData,
     CopyDone,
@@ -35,7 +38,6 @@ from sqlguard.wire.messages import (
     Flush,
     Parse,
     Query,
-    SSLRequest,
     Sync,
     Terminate,
 )
@@ -141,8 +143,9 @@ def fuzzed(chance: random.Random) -> bytes:
 class Client:
     """Sends batches by one connection as long as it lasts."""
 
-    def __init__(self, agent: Agent, seed: int) -> None:
-        self.agent = agent
+    def __init__(self, agent: Agent, behind: int, seed: int) -> None:
+        """*behind* is the port of the proxy that takes headers."""
+        self.agent, self.behind = agent, replace(agent, port=behind)
         self.chance = random.Random(seed)
         self.messages = self.batches = self.sessions = self.ended = 0
         self._raw: Raw | None = None
@@ -197,26 +200,48 @@ class Client:
             self._raw = None
 
     def login(self) -> None:
-        """A login that is mutated somewhere."""
-        agent, chance = self.agent, self.chance
-        seeds = [
-            startup(agent),
-            startup(agent) + first_proof(),
-            startup(agent) + first_proof() + last_proof(),
-            SSLRequest().encode() + startup(agent),
-            CancelRequest(1234, b"\1\2\3\4").encode(),
-            first_proof(),
-        ]
-        sent = mutated(chance.choice(seeds), chance)
-        client = Raw(agent.host, agent.port, timeout=60)
-        client.send(sent)
+        """A login that is spoilt somewhere: as it is, behind a load balancer's header, with TLS, with both."""
+        chance, seed = self.chance, self.chance.getrandbits(64)
+        header = chance.choice(HEADERS) if chance.random() < 0.5 else b""
+        again = random.Random(seed)
         try:
-            answer = finish(client, 60)
+            answer = self._spoilt(again, header)
         except TimeoutError:
-            raise Failed(f"no answer in time to the login {sent!r}") from None
+            raise Failed(f"no answer in time to the login of seed {seed} behind {header!r}") from None
         self.messages += 1
-        if b"R\0\0\0\x08\0\0\0\0" in answer:
-            raise Failed(f"got in with {sent!r}")
+        if OPEN in answer:
+            raise Failed(f"got in by the login of seed {seed} behind {header!r}")
+
+    def _spoilt(self, chance: random.Random, header: bytes) -> bytes:
+        agent = self.behind if header else self.agent
+        if chance.random() < 0.4:
+            return tls_login(agent, chance, 60, header)
+        client = Raw(agent.host, agent.port, timeout=60)
+        client.send(mutated(header + chance.choice(logins(agent)), chance))
+        return finish(client, 60)
+
+
+@pytest.fixture(scope="module")
+def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The shop, with TLS."""
+    folder = tmp_path_factory.mktemp("shop")
+    with fresh_database(server) as database, shop_world(database, folder, *papers(folder)) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def behind(shop: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The same by way of a load balancer: a proxy of its own that wants to be told who comes."""
+    folder = tmp_path_factory.mktemp("behind")
+    settings = 'proxy_protocol = "required"\nproxy_protocol_from = ["127.0.0.1"]\n'
+    (folder / "sqlguard.toml").write_text(settings, encoding="utf-8")
+    with World(shop.database, shop.dsn, folder).serve(*papers(folder)) as world:
+        yield world
+
+
+def papers(folder: Path) -> list[str]:
+    found = issued(folder)
+    return ["--tls-cert", str(found["tls_cert"]), "--tls-key", str(found["tls_key"])]
 
 
 @pytest.fixture
@@ -250,13 +275,15 @@ def resident(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_many_messages(shop: World, bystander: list[float], capfd: pytest.CaptureFixture[str]) -> None:
+def test_many_messages(
+    shop: World, behind: World, bystander: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("memory is read from /proc")
     until = time.monotonic() + SECONDS
-    clients = [Client(made(shop), SEED + n) for n in range(CLIENTS)]
+    clients = [Client(made(shop), behind.port, SEED + n) for n in range(CLIENTS)]
     failed: list[Exception] = []
-    most = resident(shop.process.pid)
+    most = 0
 
     def work(client: Client) -> None:
         try:
@@ -272,7 +299,7 @@ def test_many_messages(shop: World, bystander: list[float], capfd: pytest.Captur
         thread.start()
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.2)
-        most = max(most, resident(shop.process.pid))
+        most = max(most, *(resident(world.process.pid) for world in (shop, behind)))
         with capfd.disabled():
             told(clients, most)
     for client in clients:
@@ -281,8 +308,14 @@ def test_many_messages(shop: World, bystander: list[float], capfd: pytest.Captur
         raise failed[0]
     assert most < MEMORY
     assert max(bystander) < 10
-    with psycopg.connect(made(shop).dsn) as conn:
-        assert conn.execute("SELECT 1").fetchone() == (1,)
+    agent = made(shop)
+    with balancer(behind.port, HEADERS[0]) as there:
+        assert {is_served(replace(agent, port=port)) for port in (shop.port, there)} == {True}
+
+
+def is_served(agent: Agent) -> bool:
+    with agent.connect() as conn:
+        return conn.execute("SELECT 1").fetchone() == (1,)
 
 
 def told(clients: list[Client], most: int) -> None:

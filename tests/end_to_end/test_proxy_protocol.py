@@ -1,18 +1,18 @@
 """A load balancer in front of the proxy says who the client is."""
 
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 import structlog
-import trustme
+from end_to_end.balancer import CLIENT, LOCAL, V1, V2, balancer
+from end_to_end.certificates import issued
 from end_to_end.inprocess import Proxy, proxy
 from end_to_end.raw import Raw
 from end_to_end.wired import Agent, Wired
@@ -24,78 +24,10 @@ from sqlguard.errors import NotConfigured
 from sqlguard.settings import Settings
 from sqlguard.wire.messages import SSLRequest
 
-CLIENT = "203.0.113.9"
-V1 = f"PROXY TCP4 {CLIENT} 192.0.2.1 40000 6543\r\n".encode()
-V2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x11" + bytes([203, 0, 113, 9, 192, 0, 2, 1]) + b"\x9c\x40\x19\x8f"
-V2 += b"\xe0\x00\x02xy"  # a TLV
-LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\x00\x00\x00"
-
-
-class Balancer:
-    """Forwards what comes to *target*, *header* first, in pieces of so many bytes or all at once."""
-
-    def __init__(self, target: int, header: bytes, pieces: int) -> None:
-        self._target, self._header, self._step = target, header, pieces or len(header)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets = [self._listener]
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
-        self._threads.append(threading.Thread(target=work, args=given))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client = self._listener.accept()[0]
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self._sockets += [client, server]
-                for at in range(0, len(self._header), self._step):
-                    server.sendall(self._header[at : at + self._step])
-                    time.sleep(0.001)
-                self._start(self._copy, client, server)
-                self._start(self._copy, server, client)
-
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        _shut(source, sink)
-
-    def close(self) -> None:
-        _shut(*self._sockets)
-        for thread in self._threads:
-            thread.join(20)
-        for end in self._sockets:
-            end.close()
-
-
-def _shut(*ends: socket.socket) -> None:
-    for end in ends:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def balancer(target: int, header: bytes, pieces: int = 0) -> Iterator[int]:
-    made = Balancer(target, header, pieces)
-    try:
-        yield made.port
-    finally:
-        made.close()
-
 
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("papers")
-    made = trustme.CA().issue_cert("127.0.0.1")
-    made.private_key_pem.write_to_path(folder / "key.pem")
-    made.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    (folder / "key.pem").chmod(0o600)
-    return {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+    return issued(tmp_path_factory.mktemp("papers"))
 
 
 @pytest.fixture(scope="module")

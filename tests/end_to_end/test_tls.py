@@ -13,9 +13,10 @@ import asyncpg
 import psycopg
 import pytest
 import trustme
+from end_to_end.certificates import HERE, issued, trusting
+from end_to_end.fuzzing import startup
 from end_to_end.inprocess import proxy
 from end_to_end.raw import Raw
-from end_to_end.test_fuzz import startup
 from end_to_end.wired import Agent, Wired, wired_shop
 from psycopg import sql
 from servers import OWNER, OWNER_PASSWORD, SETTINGS, Database, create
@@ -33,11 +34,8 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
     trustme.CA().cert_pem.write_to_path(folder / "other-ca.pem")
-    for name, hosts in (("here", ["127.0.0.1", "localhost"]), ("elsewhere", ["db.example"])):
-        made = authority.issue_cert(*hosts)
-        made.private_key_pem.write_to_path(folder / f"{name}.key")
-        made.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
-        (folder / f"{name}.key").chmod(0o600)
+    for name, hosts in (("here", HERE), ("elsewhere", ("db.example",))):
+        issued(folder, name, hosts, authority)
     return {p.name: p for p in folder.iterdir()}
 
 
@@ -85,13 +83,9 @@ def test_tls_from_the_first_byte(guest: Agent, papers: dict[str, Path]) -> None:
 
 def test_who_begins_with_tls_has_to_say_what_it_speaks(guest: Agent) -> None:
     for protocols, wanted in ((["postgresql"], True), (["http/1.1"], False), ([], False)):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if protocols:
-            context.set_alpn_protocols(protocols)
         with socket.create_connection((guest.host, guest.port), timeout=10) as plain:
             try:
-                with context.wrap_socket(plain) as client:
+                with trusting(*protocols).wrap_socket(plain) as client:
                     client.sendall(CancelRequest(1, b"1234").encode() if not wanted else startup(guest))
                     assert client.recv(1)[:1] == (b"R" if wanted else b"")
             except (ssl.SSLError, ConnectionResetError):
