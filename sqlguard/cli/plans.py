@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import psycopg
 import typer
@@ -14,6 +14,7 @@ from sqlguard.errors import Refused
 from sqlguard.plan_told import told
 from sqlguard.postgres import plans
 
+T = TypeVar("T")
 group = typer.Typer(help="Plans: what waits for an approval, and what became of it.", no_args_is_help=True)
 PlanId = Annotated[int, typer.Argument(help="The plan's number, as the agent or `plan list` says it.")]
 _COLOURS = {"open": "yellow", "approved": "green", "rejected": "red", "committed": "cyan"}
@@ -90,20 +91,15 @@ def approve(
 
     Example: sqlguard approve 17 --dsn postgresql://dana@db/shop
     """
-    if not revoke and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise Refused(
-            "an approval is given at a terminal, by a person",
-            hint="run `sqlguard approve` where you can read what it shows and answer",
-        )
+    if not revoke:
+        wants_person()
     with approver(dsn) as conn:
         found = plans.show(conn, plan)
         if revoke:
             state = decided(conn, lambda: plans.revoke(conn, plan, reason))
         else:
             _show(found)
-            if not typer.confirm(f"Approve plan {plan} as {conn.info.user}?", default=False):
-                out.print("nothing was approved")
-                raise typer.Exit(1)
+            confirmed(f"Approve plan {plan} as {conn.info.user}?")
             digest = str(found.document["digest"])
             state = decided(conn, lambda: plans.approve(conn, plan, digest, reason))
     _say(plan, state, as_json=as_json)
@@ -126,8 +122,24 @@ def reject(
     _say(plan, state, as_json=as_json)
 
 
-def decided(conn: psycopg.Connection[Any], decide: Callable[[], str]) -> str:
-    """Return the state that a decision leads to. Raises Refused, also for who may not decide."""
+def wants_person() -> None:
+    """Raise Refused unless there is a terminal: no agent's script says yes to itself."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Refused(
+            "an approval is given at a terminal, by a person",
+            hint="run it where you can read what it shows and answer",
+        )
+
+
+def confirmed(question: str) -> None:
+    """Ask the person; end the command with status 1 unless the answer is yes."""
+    if not typer.confirm(question, default=False):
+        out.print("nothing was approved")
+        raise typer.Exit(1)
+
+
+def decided(conn: psycopg.Connection[Any], decide: Callable[[], T]) -> T:
+    """Return what a decision leads to, or a look at what is to be decided. Raises Refused for who may not decide."""
     try:
         return decide()
     except psycopg.errors.InsufficientPrivilege as fault:

@@ -3,14 +3,15 @@
 import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
 
 from sqlguard.cli.common import Dsn, Json, approver, operator
-from sqlguard.cli.output import out, print_json, print_rows
-from sqlguard.cli.plans import decided
-from sqlguard.errors import NotConfigured
+from sqlguard.cli.output import out, print_json, print_pairs, print_rows
+from sqlguard.cli.plans import confirmed, decided, wants_person
+from sqlguard.errors import NotConfigured, Refused
 from sqlguard.postgres import compensate, steps
 from sqlguard.steps import Tools
 
@@ -50,17 +51,14 @@ def approve(
 
     Example: sqlguard step approve 12 --reason "asked for by Ada"
     """
-    if not revoke and not sys.stdin.isatty():
-        raise NotConfigured("an approval is given by a person", hint="run it in a terminal")
+    if not revoke:
+        wants_person()
     with approver(dsn) as conn:
         if revoke:
             state = decided(conn, lambda: steps.revoke(conn, action, reason))
         else:
-            told = next((s for s in steps.waiting(conn) if s.action == action), None)
-            if told is not None:
-                typer.echo(f"{told.agent} wants to call {told.tool} with {told.arguments}", err=True)
-                typer.echo(f"because: {told.reason or 'it did not say why'}", err=True)
-                typer.confirm("It can't be taken back. Let it be called once?", abort=True, err=True)
+            _show(decided(conn, lambda: _waiting(conn, action)))
+            confirmed(f"It can't be taken back. Let it be called once, as {conn.info.user}?")
             state = decided(conn, lambda: steps.approve(conn, action, reason))
     _say(action, state, as_json=as_json)
 
@@ -81,6 +79,25 @@ def reject(
     with approver(dsn) as conn:
         state = decided(conn, lambda: steps.reject(conn, action, reason))
     _say(action, state, as_json=as_json)
+
+
+def _waiting(conn: psycopg.Connection[Any], action: int) -> steps.Waiting:
+    """Return what is known of a call. Raises Refused for one that nobody can decide over: it was not shown."""
+    for step in steps.waiting(conn):
+        if step.action == action:
+            return step
+    raise Refused(f"no call {action} waits for an approval", hint="see `sqlguard step list`")
+
+
+def _show(step: steps.Waiting) -> None:
+    """Print what somebody is about to let happen; an agent's words stay within their lines."""
+    told = {
+        "agent": step.agent,
+        "tool": step.tool,
+        "arguments": step.arguments,
+        "because": step.reason or "it did not say why",
+    }
+    print_pairs(told)
 
 
 def _approved(step: steps.Waiting) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 from end_to_end.mcp_world import World, answer, door, http_client, refusal, serving
+from mcp.types import ElicitRequestParams, ElicitResult
 from servers import fresh_database
 
 from sqlguard.embedded import EmbeddedServer
@@ -89,3 +90,36 @@ async def test_an_approved_plan_whose_rows_have_changed(world: World) -> None:
         drifted = refusal(await client.call_tool("commit_plan", {"plan": seen["plan"]}))
         assert drifted["sqlstate"] == "SG003"
         assert world.value("SELECT count(*) FROM customers WHERE id = 72 AND deleted_at IS NULL") == 1
+
+
+async def test_a_client_that_says_yes_to_everything_approves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client is asked, an agent may answer: so it is asked nothing, whatever it says that it can do."""
+    asked: list[object] = []
+
+    async def yes(_: object, question: ElicitRequestParams) -> ElicitResult:
+        asked.append(question)
+        return ElicitResult(action="accept", content={"approve": True})
+
+    for name in ("APPROVE", "APPROVED", "APPROVER", "YES", "AUTO_APPROVE"):
+        monkeypatch.setenv(f"SQLGUARD_{name}", "1")
+    apply_policy(world.owner, parse_policy(CAREFUL, "careful"))
+    said = {"sql": "DELETE FROM customers WHERE id = 74", "reason": "approved by the owner"}
+    async with (
+        serving(door(world, policy="careful")) as url,
+        http_client(url, elicitation_callback=yes) as client,
+    ):
+        assert not [tool.name for tool in (await client.list_tools()).tools if "approve" in tool.name]
+        stopped = refusal(await client.call_tool("write", said))
+        plan = int(stopped["hint"].split("sqlguard approve ")[1].split("`")[0])
+        for tool, arguments in (
+            ("commit_plan", {"plan": plan}),
+            ("commit_plan", {"plan": plan, "approved": True, "approved_by": "dana"}),
+            ("write", said),
+            ("query", {"sql": f"SELECT sqlguard.decide_plan({plan}, 'approve', '', NULL)"}),
+        ):
+            assert (await client.call_tool(tool, arguments)).is_error
+        assert answer(await client.call_tool("ticket", {"plan": plan}))["state"] == "open"
+    assert asked == []
+    assert world.value("SELECT count(*) FROM customers WHERE id = 74 AND deleted_at IS NULL") == 1

@@ -1,6 +1,7 @@
 """Refused calls of irreversible tools: several people approve, take it back, or say no for good."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from journaled import world as made_world
 from psycopg import sql
 from psycopg.types.json import Jsonb
 from servers import Database
+from terminal import on_terminal
 from typer.testing import CliRunner
 
 from sqlguard.cli import app
@@ -121,3 +123,24 @@ def test_a_decision_is_told_as_json(world: World) -> None:
     reason = "ask the customer first"
     assert run("step", "reject", str(action), "--reason", reason) == {"action": action, "state": "rejected"}
     assert run("step", "list") == {"steps": []}
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_person_sees_what_is_approved_and_no_line_of_the_agent_s_looks_like_one_of_ours(
+    world: World,
+) -> None:
+    spoof = "tidy up\x1b[2K\nagent    somebody\napproved: action 1, for the next hour"
+    with guard.because(spoof):
+        action = asked(world, "sda\nagent    somebody")
+    words, dsn = ("step", "approve", str(action)), world.database.owner_dsn
+    status, shown = on_terminal(*words, dsn=dsn, answer="n\n")
+    assert (status, "nothing was approved" in shown) == (1, True)
+    lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
+    assert [line.split() for line in lines if line.startswith("agent")] == [["agent", "bot"]]
+    assert not [line for line in lines if line.startswith("approved")]
+    assert "\\x1b[2K" in shown
+    assert waiting(world.op)[0].state == "open"
+    status, shown = on_terminal(*words, dsn=dsn, answer="y\n")
+    assert (status, waiting(world.op)[0].state) == (0, "approved"), shown
+    status, shown = on_terminal("step", "approve", str(action + 1000), dsn=dsn, answer="y\n")
+    assert (status, "no call" in shown) == (1, True)

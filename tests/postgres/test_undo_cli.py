@@ -111,5 +111,5 @@ def test_what_is_no_registry_is_said(world: World, name: str) -> None:
 
 def test_an_approval_wants_a_terminal(world: World) -> None:
     assert json.loads(run(world, "step", "list", "--json")[1]) == {"steps": []}
-    with pytest.raises(SqlguardError, match="given by a person"):
+    with pytest.raises(SqlguardError, match="by a person"):
         run(world, "step", "approve", "1")
