@@ -39,7 +39,8 @@ from sqlguard.steps import answers_text
 #: What a decision on these depends on besides text and search_path is the session's own history, also where
 #: another statement carries them (EXPLAIN EXECUTE).
 _SESSION_BOUND = frozenset({Kind.EXECUTE, Kind.FETCH, Kind.CLOSE, Kind.DEALLOCATE})
-_CHANGES_SESSION = frozenset(
+#: Later statements may mean something else after one of these.
+CHANGES_SESSION = frozenset(
     {
         Kind.SET,
         Kind.RESET,
@@ -117,7 +118,7 @@ class Gate:
                     continue
             decision = self._judge(again, session)
             session = advance(session, decision)
-            changed = changed or decision.kind in _CHANGES_SESSION
+            changed = changed or decision.kind in CHANGES_SESSION
             decisions.append(decision)
         return tuple(decisions)
 

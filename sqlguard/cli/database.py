@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator, operator_dsn, state
-from sqlguard.cli.output import err, out, print_json, print_rows
+from sqlguard.cli.output import err, out, print_json, print_rows, progress_bar
 from sqlguard.errors import GuardError
 from sqlguard.policy.model import duration
 from sqlguard.postgres import freeze as freezing
@@ -113,10 +112,8 @@ def _guard_each(
     conn: psycopg.Connection[Any], names: list[str], *, mode: str | None, **options: Any
 ) -> tuple[list[GuardReport], list[tuple[str, GuardError]]]:
     """Guard all that can be guarded; a table that can't be does not keep the others waiting."""
-    with Progress(
-        console=err, transient=True, disable=len(names) < _MANY or state.json or not err.is_terminal
-    ) as progress:
-        bar = progress.add_task("guarding", total=len(names))
+    quiet = len(names) < _MANY or state.json
+    with progress_bar("guarding", quiet=quiet, total=len(names)) as advanced:
         try:
             return guard_tables(conn, names, mode, **options), []
         except GuardError as fault:
@@ -124,13 +121,13 @@ def _guard_each(
                 return [], [(names[0], fault)]
         reports: dict[str, GuardReport] = {}
         refused: list[tuple[str, GuardError]] = []
-        for name in names:
+        for number, name in enumerate(names, 1):
             try:
                 for report in guard_tables(conn, [name], mode, **options):
                     reports.setdefault(report.table, report)
             except GuardError as fault:
                 refused.append((name, fault))
-            progress.advance(bar)
+            advanced(number, len(names))
         return list(reports.values()), refused
 
 

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator
-from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows
+from sqlguard.cli.output import err, out, print_json, print_pairs, print_rows, progress_bar
 from sqlguard.cli.steps import load_tools
 from sqlguard.errors import UndoConflict
 from sqlguard.postgres import compensate
@@ -180,14 +179,8 @@ def undo(
         raise typer.BadParameter("--on-conflict is stop, skip or force")
     if columns is not None and on_conflict != "force":
         raise typer.BadParameter("--columns goes with --on-conflict force")
-    quiet = as_json or not err.is_terminal
-    with operator(dsn) as conn, Progress(console=err, transient=True, disable=quiet) as progress:
+    with operator(dsn) as conn, progress_bar("undoing", quiet=as_json) as advanced:
         require(conn, task=task, action=action, undo=undo_id)
-        bar = progress.add_task("undoing", total=None)
-
-        def advanced(done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
         saga = compensate.undo(
             conn,
             Scope(task=task, action=action, since=aware(since), undo=undo_id),

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.progress import Progress
 from rich.table import Table
 
 from sqlguard.errors import SqlguardError
@@ -148,6 +150,14 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
     for name, value in pairs.items():
         text = inset(_short(value) if out.is_terminal else _text(value), width + 2).lstrip(" ")
         out.print(f"[bold]{escape(name):<{width}}[/bold]  {escape(text)}")
+
+
+@contextmanager
+def progress_bar(what: str, *, quiet: bool, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show how far long work is, to people only; gives what is to be called with how much is done, and of how much."""
+    with Progress(console=err, transient=True, disable=quiet or not err.is_terminal) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda done, of: progress.update(bar, completed=done, total=of)
 
 
 def print_error(fault: SqlguardError, *, as_json: bool) -> None:

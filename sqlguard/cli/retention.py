@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import Progress
 
 from sqlguard.cli.common import Dsn, Json, operator
-from sqlguard.cli.output import err, out, print_json, print_rows
+from sqlguard.cli.output import out, print_json, print_rows, progress_bar
 from sqlguard.errors import Refused, UndoConflict
 from sqlguard.policy.model import duration
 from sqlguard.postgres import erase as erasing
@@ -60,11 +59,7 @@ def restore(  # long: one parameter per flag
         raise typer.BadParameter("name rows of the table with --key or with --where")
     if on_conflict not in restoring.ON_CONFLICT:
         raise typer.BadParameter("--on-conflict is stop or skip")
-    with (
-        operator(dsn) as conn,
-        Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress,
-    ):
-        bar = progress.add_task("restoring", total=None)
+    with operator(dsn) as conn, progress_bar("restoring", quiet=as_json) as advanced:
         report = restoring.restore(
             conn,
             action=action,
@@ -75,7 +70,7 @@ def restore(  # long: one parameter per flag
             preview=preview,
             on_conflict=on_conflict,
             accept_changed=accept_changed,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=advanced,
         )
     if as_json:
         print_json(report.as_dict())
@@ -129,11 +124,7 @@ def purge(  # long: one parameter per flag
     """
     if bool(tables) == all_tables:
         raise typer.BadParameter("name tables, or say --all")
-    with (
-        operator(dsn) as conn,
-        Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress,
-    ):
-        bar = progress.add_task("purging", total=None)
+    with operator(dsn) as conn, progress_bar("purging", quiet=as_json) as advanced:
         report = purging.purge(
             conn,
             None if all_tables else tables,
@@ -142,7 +133,7 @@ def purge(  # long: one parameter per flag
             batch=batch,
             skip_blocked=skip_blocked,
             reason=reason,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=advanced,
         )
     if as_json:
         print_json(report.as_dict())

@@ -333,35 +333,26 @@ def _heads(conn: psycopg.Connection[Any], task: str | None) -> dict[str, dict[st
     return {r[0]: {"action": Head(r[1], r[2], r[3]), "event": Head(r[4], r[5], r[6])} for r in rows}
 
 
-# `erased`: what is left of an entry after an erasure, as the task's events say; they are a chain of their own.
-_LINKS = {
-    "action": """
-        SELECT a.task_id, a.id, sqlguard.action_values(a), a.prev_hash, a.hash,
-               (SELECT decode(x.detail ->> 'now', 'hex') FROM sqlguard.event x
-                WHERE x.kind = 'erased' AND x.detail ->> 'chain' = 'action'
-                    AND (x.detail ->> 'entry')::bigint = a.id AND x.task_id = a.task_id
-                    AND x.detail ->> 'was' = encode(a.hash, 'hex')
-                ORDER BY x.id DESC LIMIT 1)
-        FROM sqlguard.action a
-        WHERE %(task)s::text IS NULL OR a.task_id = %(task)s ORDER BY a.task_id, a.id
-    """,
-    "event": """
-        SELECT e.task_id, e.id, sqlguard.event_values(e), e.prev_hash, e.hash,
-               (SELECT decode(x.detail ->> 'now', 'hex') FROM sqlguard.event x
-                WHERE x.kind = 'erased' AND x.detail ->> 'chain' = 'event'
-                    AND (x.detail ->> 'entry')::bigint = e.id AND x.task_id = e.task_id
-                    AND x.detail ->> 'was' = encode(e.hash, 'hex')
-                ORDER BY x.id DESC LIMIT 1)
-        FROM sqlguard.event e
-        WHERE %(task)s::text IS NULL OR e.task_id = %(task)s ORDER BY e.task_id, e.id
-    """,
-}
+# One chain's entries. The last column is what is left of one after an erasure, as the task's events say; they are a
+# chain of their own.
+_LINKS = sql.SQL("""
+    SELECT c.task_id, c.id, {values}(c), c.prev_hash, c.hash,
+           (SELECT decode(x.detail ->> 'now', 'hex') FROM sqlguard.event x
+            WHERE x.kind = 'erased' AND x.detail ->> 'chain' = {name}
+                AND (x.detail ->> 'entry')::bigint = c.id AND x.task_id = c.task_id
+                AND x.detail ->> 'was' = encode(c.hash, 'hex')
+            ORDER BY x.id DESC LIMIT 1)
+    FROM {chain} c
+    WHERE %(task)s::text IS NULL OR c.task_id = %(task)s ORDER BY c.task_id, c.id
+""")
 
 
 def _links(conn: psycopg.Connection[Any], chain: str, task: str | None) -> Iterator[tuple[str, Link]]:
     with conn.cursor(name="sqlguard_verify") as cursor:
         cursor.itersize = _BATCH
-        cursor.execute(_LINKS[chain], {"task": task})
+        values = sql.Identifier("sqlguard", f"{chain}_values")
+        query = _LINKS.format(values=values, name=chain, chain=sql.Identifier("sqlguard", chain))
+        cursor.execute(query, {"task": task})
         for owner, number, values, previous, own, erased in cursor:
             yield owner, Link(number, tuple(values), previous, own, erased)
 

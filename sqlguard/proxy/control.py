@@ -14,25 +14,14 @@ if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
 #: These change what later statements mean or how they are carried out.
-FOLLOWED = frozenset(
-    {
-        Kind.SET,
-        Kind.RESET,
-        Kind.DISCARD,
-        Kind.PREPARE,
-        Kind.DEALLOCATE,
-        Kind.DECLARE,
-        Kind.CLOSE,
-        Kind.CREATE_TEMP,
-        Kind.DROP_TEMP,
-        Kind.BEGIN,
-        Kind.COMMIT,
-        Kind.ROLLBACK,
-        Kind.SAVEPOINT,
-        Kind.RELEASE,
-        Kind.ROLLBACK_TO,
-    }
-)
+FOLLOWED = gates.CHANGES_SESSION | {
+    Kind.BEGIN,
+    Kind.COMMIT,
+    Kind.ROLLBACK,
+    Kind.SAVEPOINT,
+    Kind.RELEASE,
+    Kind.ROLLBACK_TO,
+}
 
 
 def is_followed(decision: Decision) -> bool:
