@@ -34,6 +34,20 @@ def _opened(walk: Walk, body: Body) -> Level:
     return outer
 
 
+def _chosen(walk: Walk, body: Body, others: str) -> tuple[Level, Entry, list[Body]]:
+    """Walk what chooses the rows of an UPDATE or DELETE; return the level around it, the target and the *others*."""
+    outer = _opened(walk, body)
+    target = _target(walk, body["relation"])
+    walk.level.entries.append(target)
+    items = body.get(others, [])
+    for item in items:
+        walk.node(item)
+    where = body.get("whereClause")
+    if where is not None:
+        walk.node(where)
+    return outer, target, items
+
+
 def _closed(walk: Walk, outer: Level, target: Entry) -> None:
     walk.level = outer
     if target.used or target.star:
@@ -115,34 +129,19 @@ def _width(select: Body) -> int | None:
 
 
 def _update(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    walk.level.entries.append(target)
-    items = body.get("fromClause", ())
-    for item in items:
-        walk.node(item)
-    where = body.get("whereClause")
-    if where is not None:
-        walk.node(where)
+    outer, target, items = _chosen(walk, body, "fromClause")
     for assignment in body["targetList"]:
         walk.node(assignment)
-    scope = predicate.scope(walk, where, target, items)
+    scope = predicate.scope(walk, body.get("whereClause"), target, items)
     write(walk, target, "update", _assigned(body["targetList"]), scope)
     _returning(walk, body, target)
     _closed(walk, outer, target)
 
 
 def _delete(walk: Walk, body: Body) -> None:
-    outer = _opened(walk, body)
-    target = _target(walk, body["relation"])
-    walk.level.entries.append(target)
-    items = body.get("usingClause", ())
-    for item in items:
-        walk.node(item)
-    where = body.get("whereClause")
-    if where is not None:
-        walk.node(where)
-    write(walk, target, "delete", None, predicate.scope(walk, where, target, items))
+    outer, target, items = _chosen(walk, body, "usingClause")
+    scope = predicate.scope(walk, body.get("whereClause"), target, items)
+    write(walk, target, "delete", None, scope)
     _returning(walk, body, target)
     _closed(walk, outer, target)
 
