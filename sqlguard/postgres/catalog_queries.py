@@ -15,11 +15,13 @@ _EXTENSION = """(SELECT e.extname FROM pg_depend d JOIN pg_extension e ON e.oid 
 
 RELATIONS = f"""
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relispartition, c.relrowsecurity, c.reltuples::float8,
-       CASE WHEN c.relkind = 'v' THEN pg_get_viewdef(c.oid) END,
        coalesce('security_invoker=true' = ANY (c.reloptions) OR 'security_invoker=on' = ANY (c.reloptions), false),
        {_EXTENSION.format(catalog="pg_class", oid="c.oid")}
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE {_OURS} AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
+#: These print what is stored by opening what it speaks of as that is now: what has gone since the snapshot is an error.
+VIEW_DEFINITIONS = "SELECT v, pg_get_viewdef(v::oid) FROM unnest(%s::bigint[]) AS v"
+RULE_DEFINITIONS = "SELECT r, pg_get_ruledef(r::oid) FROM unnest(%s::bigint[]) AS r"
 COLUMNS = f"""
 SELECT a.attrelid::bigint, a.attname, a.attnum, a.atttypid::bigint, format_type(a.atttypid, NULL), a.attnotnull,
        a.atthasdef, a.attgenerated <> '', a.attidentity::text
@@ -43,7 +45,7 @@ FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.
 JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace fn ON fn.oid = p.pronamespace
 WHERE {_OURS} AND NOT t.tgisinternal AND t.tgenabled <> 'D' ORDER BY t.tgrelid, t.tgname"""
 RULES = f"""
-SELECT r.ev_class::bigint, r.rulename, r.ev_type::text, r.is_instead, pg_get_ruledef(r.oid)
+SELECT r.ev_class::bigint, r.rulename, r.ev_type::text, r.is_instead, r.oid::bigint
 FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE {_OURS} AND r.rulename <> '_RETURN' AND r.ev_enabled <> 'D' ORDER BY r.ev_class, r.rulename"""
 INHERITS = "SELECT inhrelid::bigint, inhparent::bigint FROM pg_inherits ORDER BY inhrelid, inhseqno"

@@ -33,6 +33,17 @@ from sqlguard.postgres import catalog_queries as queries
 
 Row = Sequence[Any]
 _TRIGGER_EVENTS = {4: "insert", 8: "delete", 16: "update", 32: "truncate"}
+#: How often a catalog is read when something goes while it is read.
+_ATTEMPTS = 3
+#: What PostgreSQL says when something is printed that has gone meanwhile ("could not open relation with OID",
+#: "cache lookup failed").
+_GONE = (
+    psycopg.errors.InternalError_,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.UndefinedFunction,
+)
 _RULE_EVENTS = {"1": "select", "2": "update", "3": "insert", "4": "delete"}
 
 
@@ -46,10 +57,25 @@ def catalog_version(conn: psycopg.Connection[Any]) -> str:
 
 
 def read_catalog(conn: psycopg.Connection[Any]) -> Catalog:
-    """Return what exists outside pg_catalog and information_schema, as one consistent snapshot."""
-    with _snapshot(conn), conn.cursor(row_factory=tuple_row) as cursor:
-        reader = _Reader(cursor, conn.info.server_version)
-        return reader.catalog(catalog_version(conn))
+    """
+    Return what exists outside pg_catalog and information_schema, as one consistent snapshot.
+
+    When other sessions drop things meanwhile it is read again as of a later moment, a few times; then what is gone is
+    left without its definition, which no statement passes.
+    """
+    attempt = 1
+    while True:
+        is_last = attempt == _ATTEMPTS or conn.info.transaction_status != TransactionStatus.IDLE
+        attempt += 1
+        try:
+            with _snapshot(conn), conn.cursor(row_factory=tuple_row) as cursor:
+                reader = _Reader(cursor, conn.info.server_version)
+                found = reader.catalog(catalog_version(conn))
+                if is_last or not reader.gone:
+                    return found
+        except _GONE:
+            if is_last:
+                raise
 
 
 @contextmanager
@@ -89,6 +115,8 @@ class _Reader:
     def __init__(self, cursor: psycopg.Cursor[Row], server_version: int) -> None:
         self.cursor = cursor
         self.server_version = server_version
+        #: Whether something had gone before it could be read.
+        self.gone = False
 
     def catalog(self, version: str) -> Catalog:
         return Catalog(
@@ -106,6 +134,20 @@ class _Reader:
     def _rows(self, query: str) -> list[Row]:
         return self.cursor.execute(query).fetchall()
 
+    def _definitions(self, query: str, oids: Sequence[int]) -> dict[int, str]:
+        """Return what can still be printed of *oids*: what has gone fails the query, the others are asked in halves."""
+        if not oids:
+            return {}
+        try:
+            with self.cursor.connection.transaction():
+                return {row[0]: row[1] for row in self.cursor.execute(query, [list(oids)])}
+        except _GONE:
+            self.gone = True
+            if len(oids) == 1:
+                return {}
+        half = len(oids) // 2
+        return self._definitions(query, oids[:half]) | self._definitions(query, oids[half:])
+
     def _grouped(self, query: str) -> Mapping[int, list[Row]]:
         found: dict[int, list[Row]] = defaultdict(list)
         for row in self._rows(query):
@@ -113,14 +155,18 @@ class _Reader:
         return found
 
     def _tables(self) -> dict[int, Table]:
-        columns, rules = self._grouped(queries.COLUMNS), self._grouped(queries.RULES)
+        columns, rules, relations = (
+            self._grouped(queries.COLUMNS),
+            self._rules(),
+            self._rows(queries.RELATIONS),
+        )
         uniques = self._grouped(queries.UNIQUES.format(nulls="i.indnullsnotdistinct"))
         triggers = self._grouped(queries.TRIGGERS)
         parents, children = self._inheritance()
         guards = self._guards()
+        views = self._definitions(queries.VIEW_DEFINITIONS, [row[0] for row in relations if row[3] == "v"])
         tables = {}
-        for row in self._rows(queries.RELATIONS):
-            oid, schema, name, kind, partition, secured, estimate, definition, invoker, extension = row
+        for oid, schema, name, kind, partition, secured, estimate, invoker, extension in relations:
             tables[oid] = Table(
                 oid,
                 schema,
@@ -129,18 +175,26 @@ class _Reader:
                 tuple(_column(row) for row in columns.get(oid, ())),
                 tuple(_unique(row) for row in uniques.get(oid, ())),
                 tuple(_trigger(row) for row in triggers.get(oid, ())),
-                tuple(Rule(row[0], _RULE_EVENTS[row[1]], row[2], row[3]) for row in rules.get(oid, ())),
+                tuple(rules.get(oid, ())),
                 tuple(parents.get(oid, ())),
                 tuple(children.get(oid, ())),
                 is_partition=partition,
                 row_security=secured,
-                definition=definition,
+                definition=views.get(oid),
                 security_invoker=invoker,
                 row_estimate=estimate,
                 guard=guards.get(oid),
                 extension=extension,
             )
         return tables
+
+    def _rules(self) -> Mapping[int, list[Rule]]:
+        rows = self._rows(queries.RULES)
+        texts = self._definitions(queries.RULE_DEFINITIONS, [row[4] for row in rows])
+        found: dict[int, list[Rule]] = defaultdict(list)
+        for table, name, event, instead, oid in rows:
+            found[table].append(Rule(name, _RULE_EVENTS[event], instead, texts.get(oid)))
+        return found
 
     def _inheritance(self) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
         parents: dict[int, list[int]] = defaultdict(list)

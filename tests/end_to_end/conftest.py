@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from end_to_end.attack_lab import Lab, attacked
 from end_to_end.shop import Task, World, shop_world
 from end_to_end.wired import Agent, Wired, wired_shop
 from servers import Database, fit_to_server, fresh_database
+from structlog.typing import EventDict
 
 from sqlguard.embedded import EmbeddedServer
 
@@ -97,3 +99,21 @@ def lab(server: EmbeddedServer) -> Iterator[Lab]:
 def mallory(lab: Lab) -> Iterator[Agent]:
     with lab.visit() as agent:
         yield agent
+
+
+@pytest.fixture
+def logged() -> Iterator[list[EventDict]]:
+    """What is logged meanwhile. (`capture_logs` is for one thread's loggers that are made then.)"""
+    entries: list[EventDict] = []
+    processors = structlog.get_config()["processors"]
+    before = list(processors)
+
+    def keep(_: object, __: str, event: EventDict) -> EventDict:
+        entries.append(dict(event))
+        return event
+
+    processors.insert(0, keep)
+    try:
+        yield entries
+    finally:
+        processors[:] = before

@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import structlog
 from end_to_end.balancer import CLIENT, LOCAL, V1, V2, balancer
 from end_to_end.certificates import issued
 from end_to_end.inprocess import Proxy, proxy
@@ -40,24 +39,6 @@ def behind(wired_world: Wired, papers: dict[str, Any]) -> Iterator[Proxy]:
         **papers,
     ) as running:
         yield running
-
-
-@pytest.fixture
-def logged() -> Iterator[list[EventDict]]:
-    """What is logged meanwhile. (`capture_logs` is for one thread's loggers that are made then.)"""
-    entries: list[EventDict] = []
-    processors = structlog.get_config()["processors"]
-    before = list(processors)
-
-    def keep(_: object, __: str, event: EventDict) -> EventDict:
-        entries.append(dict(event))
-        return event
-
-    processors.insert(0, keep)
-    try:
-        yield entries
-    finally:
-        processors[:] = before
 
 
 def until(is_so: Callable[[], bool]) -> bool:
