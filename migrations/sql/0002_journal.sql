@@ -540,66 +540,72 @@ CREATE FUNCTION sqlguard.transaction_changes()
         ORDER BY c.id
     $$;
 
--- Up to max_rows rows per change set of the current transaction, with the columns that the session may read; of
--- rows outside the task's row scope, which cascades and functions may have changed, nothing is shown.
-CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10)
+-- Up to max_rows rows per change set of the current transaction (or of one action in it), with the columns that the session
+-- may read; of rows outside the task's row scope, which cascades and functions may have changed, nothing is shown. The
+-- questions to the catalog are planned once per session, as in 0006; what is asked of the table itself is not.
+CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10, only_action bigint DEFAULT NULL)
     RETURNS TABLE (action_id bigint, schema_name text, table_name text, op text, key jsonb,
                    before jsonb, after jsonb)
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = 'force_generic_plan'
     SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
     AS $$
         DECLARE
+            own record;
             c record;
-            readable text[];
+            relations oid[];
+            readable text;
             same text;
+            shows_key boolean;
             scope text;
-            n integer;
+            kept record;
+            picture text;
+            shown text;
         BEGIN
+            SELECT l.task_id AS task, to_regrole(quote_ident(l.group_role))::oid AS team INTO own
+                FROM sqlguard.lease l WHERE l.role = session_user;
             FOR c IN
                 SELECT s.id, s.action_id, s.schema_name, s.table_name, s.relid, s.op, s.key_columns
                 FROM sqlguard.change_set s
-                WHERE s.txid = pg_current_xact_id_if_assigned()
-                    AND s.task_id = (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user)
+                WHERE s.txid = pg_current_xact_id_if_assigned() AND s.task_id = own.task
+                    AND (only_action IS NULL OR s.action_id = only_action)
                 ORDER BY s.id
             LOOP
-                readable := ARRAY(SELECT a.attname::text FROM pg_attribute a
-                    WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
-                        AND has_column_privilege(session_user, c.relid, a.attnum, 'SELECT'));
-                same := 'false';
-                IF cardinality(c.key_columns) > 0 THEN
-                    SELECT string_agg(format('"sg row".%I = (coalesce(r.new_key, r.key))[%s]::%s', k.name, k.n,
-                                             format_type(a.atttypid, a.atttypmod)), ' AND ')
-                        INTO same
-                        FROM unnest(c.key_columns) WITH ORDINALITY AS k (name, n)
-                        JOIN pg_attribute a ON a.attrelid = c.relid AND a.attname = k.name;
+                SELECT string_agg(format('"sg row".%I', a.attname), ', ') FILTER (WHERE a.is_readable),
+                       string_agg(format('"sg row".%I = (r.key::text[])[%s]::%s', a.attname, a.place, a.type), ' AND ')
+                           FILTER (WHERE a.place > 0),
+                       bool_and(a.is_readable) FILTER (WHERE a.place > 0)
+                    INTO readable, same, shows_key
+                    FROM (SELECT t.attname, array_position(c.key_columns, t.attname::text) AS place,
+                                 format_type(t.atttypid, t.atttypmod) AS type,
+                                 has_column_privilege(session_user, c.relid, t.attnum, 'SELECT') AS is_readable
+                          FROM pg_attribute t WHERE t.attrelid = c.relid AND t.attnum > 0 AND NOT t.attisdropped
+                          OFFSET 0) a;
+                relations := ARRAY[c.relid];
+                IF pg_partition_root(c.relid) IS NOT NULL THEN
+                    relations := ARRAY(SELECT p.relid::oid FROM pg_partition_ancestors(c.relid) p);
                 END IF;
                 scope := (SELECT string_agg(format('(%s)', pg_get_expr(p.polqual, p.polrelid)), ' AND ')
-                    FROM pg_policy p
-                    JOIN sqlguard.lease l ON l.role = session_user
-                    JOIN pg_roles g ON g.rolname = l.group_role AND g.oid = ANY (p.polroles)
-                    WHERE p.polrelid = c.relid OR p.polrelid IN (SELECT pg_partition_ancestors(c.relid)));
-                RETURN QUERY EXECUTE format($q$
-                    SELECT $1, $2, $3, $4, CASE WHEN $9 THEN to_jsonb(r.key) END, b.image, a.image
-                    FROM (SELECT * FROM sqlguard.row_changes($5) LIMIT $7) r
-                    LEFT JOIN LATERAL (
-                        SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
-                        FROM (SELECT (r.before::%1$s).*) AS "sg row" WHERE r.before IS NOT NULL AND %3$s) b ON true
-                    LEFT JOIN LATERAL (
-                        SELECT sqlguard.only(to_jsonb("sg row"), $6) AS image
-                        FROM %1$s AS "sg row" WHERE $4 <> 'delete' AND %2$s AND %3$s LIMIT 1) a ON true
-                    WHERE $8 OR b.image IS NOT NULL OR a.image IS NOT NULL
-                    $q$, c.relid::regclass, same, coalesce(scope, 'true'))
-                    USING c.action_id, c.schema_name, c.table_name, c.op, c.id, readable, max_rows, scope IS NULL,
-                          c.key_columns <@ readable;
+                    FROM pg_policy p WHERE p.polrelid = ANY (relations) AND own.team = ANY (p.polroles));
+                SELECT array_agg(r.key::text) AS old_keys, array_agg(coalesce(r.new_key, r.key)::text) AS keys,
+                       array_agg(r.before) AS images
+                    INTO kept FROM (SELECT * FROM sqlguard.row_changes(c.id) LIMIT max_rows) r;
+                picture := format('(SELECT nullif(to_jsonb("sg seen".*), ''{}'') FROM (SELECT %s FROM ', readable);
+                shown := format(' AND %s LIMIT 1) AS "sg seen")', coalesce(scope, 'true'));
+                RETURN QUERY EXECUTE format(
+                    'SELECT $1, $2, $3, $4, q.key, q.before, q.after FROM ('
+                        'SELECT CASE WHEN $5 THEN to_jsonb(r.old_key::text[]) END AS key, %s AS before, %s AS after'
+                        ' FROM unnest($6, $7, $8) AS r (old_key, key, before) OFFSET 0) q'
+                    ' WHERE $9 OR q.before IS NOT NULL OR q.after IS NOT NULL',
+                    CASE WHEN array_remove(kept.images, NULL) = '{}' THEN 'NULL::jsonb'
+                        ELSE format('%sunnest(ARRAY[r.before::%s]) AS "sg row" WHERE r.before IS NOT NULL%s', picture,
+                                    c.relid::regclass, shown) END,
+                    CASE WHEN c.op = 'delete' OR same IS NULL THEN 'NULL::jsonb'
+                        ELSE format('%s%s AS "sg row" WHERE %s%s', picture, c.relid::regclass, same, shown) END)
+                    USING c.action_id, c.schema_name, c.table_name, c.op, shows_key, kept.old_keys, kept.keys, kept.images,
+                          scope IS NULL;
             END LOOP;
         END
-    $$;
-
-CREATE FUNCTION sqlguard.only(whole jsonb, names text[]) RETURNS jsonb
-    LANGUAGE sql IMMUTABLE
-    AS $$
-        SELECT pg_catalog.jsonb_object_agg(e.key, e.value) FROM pg_catalog.jsonb_each(whole) e
-        WHERE e.key = ANY (names)
     $$;
 
 -- Idempotency keys: see sqlguard/postgres/idempotency.py for the order in which an executor calls these -----
@@ -736,7 +742,7 @@ REVOKE ALL ON FUNCTION
     sqlguard.intended(sqlguard.task, jsonb), sqlguard.lock_chain(text), sqlguard.task_of(text),
     sqlguard.add_entries(text, jsonb[], jsonb[]), sqlguard.append(text, bigint, text, jsonb),
     sqlguard.record_intent(jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.record_event(bigint, text, jsonb),
-    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.only(jsonb, text[]),
+    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint),
     sqlguard.find_key(text, text), sqlguard.took_key(text, text, bigint, interval),
     sqlguard.claim_key(text, text, bigint, interval),
     sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),
@@ -744,7 +750,7 @@ REVOKE ALL ON FUNCTION
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.record_intent(jsonb), sqlguard.record_event(bigint, text, jsonb),
-    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer), sqlguard.find_key(text, text),
+    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint), sqlguard.find_key(text, text),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.keep_result(text, text, jsonb, jsonb)
     TO sqlguard_agent;

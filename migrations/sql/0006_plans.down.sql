@@ -4,13 +4,13 @@ DROP FUNCTION sqlguard.plan_statements(bigint), sqlguard.last_plan(), sqlguard.t
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.plan_state(sqlguard.plan),
     sqlguard.approvers(bigint), sqlguard.record_plan(jsonb, text, text),
     sqlguard.append_event(bigint, text, jsonb), sqlguard.plan_outcome(bigint, jsonb, integer),
-    sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint), sqlguard.rows_before(oid, bigint, bigint),
+    sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint, boolean), sqlguard.rows_before(oid, bigint, bigint),
     sqlguard.change_digest(xid8, bigint, jsonb, jsonb), sqlguard.written_digest(xid8, bigint, jsonb),
     sqlguard.same_row(oid, text[], text), sqlguard.row_hash(text[], text[], text),
     sqlguard.sequences_by_action(bigint, jsonb), sqlguard.note_sequences(bigint), sqlguard.noted_sequences(),
-    sqlguard.moved_sequences(), sqlguard.touched(xid8, bigint, jsonb), sqlguard.unguarded(),
-    sqlguard.unguarded_changes(), sqlguard.begin_plan(),
-    sqlguard.count_unguarded(), sqlguard.force_constraints(), sqlguard.signature(text);
+    sqlguard.touched(xid8, bigint, jsonb), sqlguard.names_of(oid, text), sqlguard.unguarded(oid[]), sqlguard.held(),
+    sqlguard.begin_plan(),
+    sqlguard.count_written(), sqlguard.force_constraints(), sqlguard.signature(text);
 CREATE OR REPLACE FUNCTION sqlguard.refuse_excess(action bigint, tx xid8, message text) RETURNS void
     LANGUAGE plpgsql
     AS $$

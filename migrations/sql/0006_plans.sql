@@ -73,10 +73,12 @@ INSERT INTO sqlguard.plan_secret
     FROM pg_catalog.generate_series(1, 8);
 
 CREATE FUNCTION sqlguard.signature(message text) RETURNS text
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT encode(sha256(s.secret || sha256(s.secret || convert_to(message, 'UTF8'))), 'hex')
-        FROM sqlguard.plan_secret s
+        BEGIN
+            RETURN (SELECT encode(sha256(s.secret || sha256(s.secret || convert_to(message, 'UTF8'))), 'hex')
+                    FROM sqlguard.plan_secret s);
+        END
     $$;
 
 -- Caps -----------------------------------------------------------------------------------------------------
@@ -128,7 +130,8 @@ CREATE FUNCTION sqlguard.check_plan_run() RETURNS trigger
             END IF;
             SELECT * INTO p FROM sqlguard.plan x WHERE x.id = r.plan_id;
             IF r.digest IS DISTINCT FROM sqlguard.change_digest(
-                    r.txid, CASE WHEN NOT p.is_block THEN p.committed_action END, NULL, sqlguard.unguarded()) THEN
+                    r.txid, CASE WHEN NOT p.is_block THEN p.committed_action END, NULL,
+                    sqlguard.unguarded((sqlguard.held()).unguarded)) THEN
                 RAISE EXCEPTION 'more was changed than plan % says', p.id
                     USING ERRCODE = 'SG003', HINT = 'commit the plan by itself, in a transaction of its own';
             END IF;
@@ -146,10 +149,10 @@ CREATE FUNCTION sqlguard.force_constraints() RETURNS void
     AS $$
         DECLARE
             names text := (
-                SELECT string_agg(DISTINCT format('%I.%I', n.nspname, c.conname), ', ')
-                FROM pg_constraint c JOIN pg_namespace n ON n.oid = c.connamespace
-                WHERE c.condeferrable AND n.nspname <> 'sqlguard'
-                    AND (n.nspname !~ '^pg_temp_' OR n.oid = pg_my_temp_schema()));
+                SELECT string_agg(DISTINCT format('%s.%I', c.connamespace::regnamespace, c.conname), ', ')
+                FROM pg_constraint c
+                WHERE c.condeferrable AND c.connamespace <> 'sqlguard'::regnamespace
+                    AND (c.connamespace = pg_my_temp_schema() OR c.connamespace::regnamespace::text !~ '^pg_temp_'));
         BEGIN
             IF names IS NOT NULL THEN
                 EXECUTE 'SET CONSTRAINTS ' || names || ' IMMEDIATE';
@@ -158,84 +161,126 @@ CREATE FUNCTION sqlguard.force_constraints() RETURNS void
     $$;
 
 -- What a run changed ---------------------------------------------------------------------------------------
+--
+-- Most runs change few rows: to plan these queries anew in every run, which PostgreSQL does where a constant might help,
+-- costs more than they do. So they are planned once per session (plan_cache_mode), and nothing is asked for that a simpler
+-- question has answered.
 
--- Rows per unguarded table that this session has written since its counters were last read by the server. Only
--- differences mean anything.
-CREATE FUNCTION sqlguard.count_unguarded() RETURNS jsonb
-    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- Rows per table that this session has written since its counters were last read by the server: number of the table ->
+-- inserted, updated, deleted. Only differences mean anything.
+CREATE FUNCTION sqlguard.count_written() RETURNS jsonb
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT coalesce(jsonb_object_agg(q.oid::text, jsonb_build_array(q.i, q.u, q.d)) FILTER (WHERE q.i + q.u + q.d > 0),
-                        '{}')
-        FROM (SELECT c.oid, pg_stat_get_xact_tuples_inserted(c.oid) AS i, pg_stat_get_xact_tuples_updated(c.oid) AS u,
-                     pg_stat_get_xact_tuples_deleted(c.oid) AS d
-              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-              WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\_%'
-                  AND n.nspname NOT IN ('information_schema', 'sqlguard')
-                  AND NOT EXISTS (SELECT FROM pg_trigger t
-                                  WHERE t.tgrelid = c.oid AND t.tgname = 'sqlguard_insert')) q
+        BEGIN
+            -- Nearly all tables have none, so nothing else is asked of those.
+            RETURN (
+                SELECT coalesce(jsonb_object_agg(c.oid::text, jsonb_build_array(
+                    pg_stat_get_xact_tuples_inserted(c.oid), pg_stat_get_xact_tuples_updated(c.oid),
+                    pg_stat_get_xact_tuples_deleted(c.oid))), '{}')
+                FROM pg_class c
+                WHERE c.relkind = 'r' AND c.relpersistence <> 't'
+                    AND c.relnamespace NOT IN ('sqlguard'::regnamespace, 'pg_catalog'::regnamespace)
+                    AND pg_stat_get_xact_tuples_inserted(c.oid) + pg_stat_get_xact_tuples_updated(c.oid)
+                        + pg_stat_get_xact_tuples_deleted(c.oid) > 0);
+        END
     $$;
 
 -- Before the statement whose effects are going to be weighed.
 CREATE FUNCTION sqlguard.begin_plan() RETURNS void
-    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT set_config('sqlguard.plan', 'on', true);
-        SELECT set_config('sqlguard.counted', sqlguard.count_unguarded()::text, true);
+        BEGIN
+            PERFORM set_config('sqlguard.plan', 'on', true),
+                    set_config('sqlguard.counted', sqlguard.count_written()::text, true);
+        END
     $$;
 
-CREATE FUNCTION sqlguard.unguarded_changes()
-    RETURNS TABLE (name text, inserted bigint, updated bigint, deleted bigint)
-    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- What the transaction has locked: tables, and the sequences that it has used, because it keeps a lock on each. What those
+-- stand at tells whether they were used again. *unguarded* are the tables that nobody guards and it may have written. (One
+-- look at the server's locks, which is as dear as they are many.)
+CREATE FUNCTION sqlguard.held(OUT locks jsonb, OUT moved jsonb, OUT unguarded oid[])
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT format('%s.%s', n.nspname, c.relname), q.i, q.u, q.d
-        FROM (SELECT k.key::oid AS oid, (k.value ->> 0)::bigint - coalesce((b.before -> k.key ->> 0)::bigint, 0) AS i,
-                     (k.value ->> 1)::bigint - coalesce((b.before -> k.key ->> 1)::bigint, 0) AS u,
-                     (k.value ->> 2)::bigint - coalesce((b.before -> k.key ->> 2)::bigint, 0) AS d
-              FROM jsonb_each(sqlguard.count_unguarded()) k,
-                   (SELECT coalesce(nullif(current_setting('sqlguard.counted', true), ''), '{}')::jsonb AS before) b) q
-        JOIN pg_class c ON c.oid = q.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE q.i + q.u + q.d > 0
-        ORDER BY 1
+        BEGIN
+            SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_object('table', c.oid::regclass::text, 'mode', l.mode))
+                                FILTER (WHERE c.relkind <> 'S' AND l.mode <> 'AccessShareLock'), '[]'),
+                   coalesce(jsonb_object_agg(c.oid::regclass::text, CASE
+                       WHEN has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN pg_sequence_last_value(c.oid) END)
+                                FILTER (WHERE c.relkind = 'S'), '{}'),
+                   coalesce(array_agg(DISTINCT c.oid)
+                                FILTER (WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND l.mode <> 'AccessShareLock'
+                                    AND NOT EXISTS (SELECT FROM pg_trigger t
+                                                    WHERE t.tgrelid = c.oid AND t.tgname = 'sqlguard_insert')), '{}')
+                INTO locks, moved, unguarded
+                FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+                    AND c.relnamespace NOT IN ('sqlguard'::regnamespace, 'pg_catalog'::regnamespace)
+                    AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+        END
     $$;
 
-CREATE FUNCTION sqlguard.unguarded() RETURNS jsonb
-    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- What was written since `begin_plan` into *tables*, which nobody guards: see `held`.
+CREATE FUNCTION sqlguard.unguarded(tables oid[]) RETURNS jsonb
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT coalesce(jsonb_agg(jsonb_build_object('table', u.name, 'inserted', u.inserted, 'updated', u.updated,
-                                                     'deleted', u.deleted)), '[]')
-        FROM sqlguard.unguarded_changes() u
+        DECLARE
+            before jsonb;
+        BEGIN
+            IF tables = '{}' THEN
+                RETURN '[]';
+            END IF;
+            before := coalesce(nullif(current_setting('sqlguard.counted', true), ''), '{}');
+            RETURN (
+                SELECT coalesce(jsonb_agg(jsonb_build_object('table', q.name, 'inserted', q.i, 'updated', q.u,
+                                                             'deleted', q.d) ORDER BY q.name), '[]')
+                FROM (SELECT format('%s.%s', n.nspname, c.relname) AS name,
+                             pg_stat_get_xact_tuples_inserted(c.oid)
+                                 - coalesce((before -> c.oid::text ->> 0)::bigint, 0) AS i,
+                             pg_stat_get_xact_tuples_updated(c.oid)
+                                 - coalesce((before -> c.oid::text ->> 1)::bigint, 0) AS u,
+                             pg_stat_get_xact_tuples_deleted(c.oid)
+                                 - coalesce((before -> c.oid::text ->> 2)::bigint, 0) AS d
+                      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                      WHERE c.oid = ANY (tables) AND n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema') q
+                WHERE q.i + q.u + q.d > 0);
+        END
+    $$;
+
+-- The name of a table, with its schema, and those of the tables that it is a partition of.
+CREATE FUNCTION sqlguard.names_of(relation oid, name text) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            IF pg_partition_root(relation) IS NULL THEN
+                RETURN ARRAY[name];
+            END IF;
+            RETURN name || ARRAY(SELECT n.nspname || '.' || c.relname
+                                 FROM pg_partition_ancestors(relation) p JOIN pg_class c ON c.oid = p.relid
+                                 JOIN pg_namespace n ON n.oid = c.relnamespace);
+        END
     $$;
 
 -- All tables that were changed, partitions by the names of the tables that they are of, too: a policy has its classes
 -- by name.
 CREATE FUNCTION sqlguard.touched(tx xid8, only_action bigint, outside jsonb) RETURNS jsonb
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
-        WITH changed AS (
-            SELECT s.relid, s.schema_name || '.' || s.table_name AS name FROM sqlguard.change_set s
-                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
-            UNION
-            SELECT c.oid, u ->> 'table' FROM jsonb_array_elements(outside) u
-                LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace)
-                    ON c.relispartition AND n.nspname || '.' || c.relname = u ->> 'table')
-        SELECT coalesce(jsonb_agg(q.name ORDER BY q.name), '[]') FROM (
-            SELECT name FROM changed
-            UNION
-            SELECT n.nspname || '.' || c.relname
-                FROM changed CROSS JOIN LATERAL pg_partition_ancestors(relid) p
-                JOIN pg_class c ON c.oid = p.relid JOIN pg_namespace n ON n.oid = c.relnamespace) q
-    $$;
-
--- Sequences that the transaction has used: it keeps a lock on each. What they stand at tells whether they were used again.
-CREATE FUNCTION sqlguard.moved_sequences() RETURNS jsonb
-    LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    AS $$
-        SELECT coalesce(jsonb_object_agg(c.oid::regclass::text,
-            CASE WHEN has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN pg_sequence_last_value(c.oid) END), '{}')
-        FROM (SELECT DISTINCT l.relation FROM pg_locks l
-              WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
-                  AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())) l
-        JOIN pg_class c ON c.oid = l.relation AND c.relkind = 'S' AND c.relnamespace <> 'sqlguard'::regnamespace
+        DECLARE
+            names text[] := ARRAY(
+                SELECT DISTINCT unnest(sqlguard.names_of(s.relid, s.schema_name || '.' || s.table_name))
+                FROM sqlguard.change_set s WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action));
+        BEGIN
+            IF outside <> '[]' THEN
+                names := names || ARRAY(
+                    SELECT unnest(sqlguard.names_of(c.oid, u ->> 'table')) FROM jsonb_array_elements(outside) u
+                        LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace)
+                            ON c.relispartition AND n.nspname || '.' || c.relname = u ->> 'table');
+            END IF;
+            IF cardinality(names) > 1 THEN
+                names := ARRAY(SELECT DISTINCT name FROM unnest(names) name ORDER BY name);
+            END IF;
+            RETURN to_jsonb(names);
+        END
     $$;
 
 -- After each statement of a block that becomes one plan: which sequences it moved.
@@ -244,7 +289,7 @@ CREATE FUNCTION sqlguard.note_sequences(action bigint) RETURNS void
     AS $$
         DECLARE
             noted jsonb := sqlguard.noted_sequences();
-            found jsonb := sqlguard.moved_sequences();
+            found jsonb := (sqlguard.held()).moved;
             moved jsonb := (SELECT jsonb_agg(e.key ORDER BY e.key) FROM jsonb_each(found) e
                             WHERE noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value);
         BEGIN
@@ -284,6 +329,7 @@ CREATE FUNCTION sqlguard.same_row(relation oid, key_columns text[], key text) RE
 -- the guard knows to depend on nothing but other rows. *outside* is `unguarded`.
 CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb, outside jsonb) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = 'force_generic_plan'
     SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
     SET extra_float_digits = 1 SET bytea_output = 'hex' SET work_mem = '64MB'
     AS $$
@@ -306,19 +352,20 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb
                     NULL;
                 ELSIF c.op = 'soft_delete' AND cardinality(c.key_columns) > 0 THEN
                     EXECUTE format($q$
-                        SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
+                        SELECT array_send(array_agg(q.h)) FROM (
                             SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, ROW(%s)::text)) AS h
                             FROM unnest($1) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
-                            LEFT JOIN ONLY %s AS "sg row" ON %s) q
+                            LEFT JOIN ONLY %s AS "sg row" ON %s ORDER BY 1) q
                         $q$, (SELECT string_agg(format('"sg row".%I', a.attname), ', ' ORDER BY a.attnum)
                               FROM pg_attribute a
                               WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
                                   AND a.attname NOT IN ('deleted_at', 'deleted_by_agent')),
                         c.relid::regclass, sqlguard.same_row(c.relid, c.key_columns, 'r.key')) INTO part USING c.ids;
                 ELSE
-                    SELECT array_send(array_agg(q.h ORDER BY q.h)) INTO part FROM (
+                    SELECT array_send(array_agg(q.h)) INTO part FROM (
                         SELECT sqlguard.row_hash(r.key, r.new_key, r.before) AS h
-                        FROM unnest(c.ids) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r) q;
+                        FROM unnest(c.ids) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
+                        ORDER BY 1) q;
                 END IF;
                 lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
                                                     encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
@@ -326,9 +373,11 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb
             IF steady IS NOT NULL THEN
                 lines := lines || sqlguard.written_digest(tx, only_action, steady);
             END IF;
-            SELECT lines || coalesce(string_agg(jsonb_build_array(u -> 'table', u -> 'inserted', u -> 'updated',
-                                                                  u -> 'deleted')::text, E'\n'), '')
-                INTO lines FROM jsonb_array_elements(outside) u;
+            IF outside <> '[]' THEN
+                SELECT lines || coalesce(string_agg(jsonb_build_array(u -> 'table', u -> 'inserted', u -> 'updated',
+                                                                      u -> 'deleted')::text, E'\n'), '')
+                    INTO lines FROM jsonb_array_elements(outside) u;
+            END IF;
             RETURN encode(sha256(convert_to(lines, 'UTF8')), 'hex');
         END
     $$;
@@ -363,9 +412,9 @@ CREATE FUNCTION sqlguard.written_digest(tx xid8, only_action bigint, steady json
                                    AND to_jsonb(a.attnum) <@ c.numbers ORDER BY a.attnum);
                 CONTINUE WHEN cardinality(names) = 0;
                 EXECUTE format($q$
-                    SELECT array_send(array_agg(q.h ORDER BY q.h)) FROM (
+                    SELECT array_send(array_agg(q.h)) FROM (
                         SELECT sqlguard.row_hash(CASE WHEN $2 THEN coalesce(r.new_key, r.key) END, NULL, ROW(%s)::text) AS h
-                        FROM sqlguard.row_changes($1) r JOIN %s%s AS "sg row" ON %s) q
+                        FROM sqlguard.row_changes($1) r JOIN %s%s AS "sg row" ON %s ORDER BY 1) q
                     $q$, (SELECT string_agg(format('"sg row".%I', name), ', ') FROM unnest(names) AS name),
                     CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END, c.relid::regclass,
                     sqlguard.same_row(c.relid, c.key_columns, 'coalesce(r.new_key, r.key)'))
@@ -401,31 +450,31 @@ CREATE FUNCTION sqlguard.rows_before(root oid, removed bigint, enough bigint, OU
     $$;
 
 -- Counting costs a small part of what the changes did: beyond twenty times the rows that were changed it is not worth it,
--- unless a gate of the task's policy wants to know.
-CREATE FUNCTION sqlguard.shares(tx xid8, only_action bigint)
+-- unless it *decides*.
+CREATE FUNCTION sqlguard.shares(tx xid8, only_action bigint, decides boolean)
     RETURNS TABLE (name text, rows bigint, of_rows bigint, share double precision, is_exact boolean)
-    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT q.root::regclass::text, q.rows, b.n, round((q.rows / greatest(b.n, q.rows, 1)::numeric), 4)::float8, b.is_exact
-        FROM (SELECT coalesce(pg_partition_root(s.relid)::oid, s.relid) AS root,
-                     sum(s.rows)::bigint AS rows,
-                     coalesce(sum(s.rows) FILTER (WHERE s.op IN ('delete', 'soft_delete')), 0)::bigint AS removed
-              FROM sqlguard.change_set s
-              WHERE s.txid = tx AND s.op <> 'insert' AND (only_action IS NULL OR s.action_id = only_action)
-              GROUP BY 1) q
-        CROSS JOIN (SELECT EXISTS (
-                SELECT FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
-                JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version
-                CROSS JOIN jsonb_array_elements(p.document -> 'gates') g
-                WHERE l.role = session_user AND jsonb_typeof(g -> 'when' -> 'share') <> 'null') AS decides) g
-        CROSS JOIN LATERAL sqlguard.rows_before(
-            q.root, q.removed, CASE WHEN g.decides THEN 1000000 ELSE greatest(10000, 20 * q.rows) END) b
-        ORDER BY 1
+        #variable_conflict use_column
+        BEGIN
+            RETURN QUERY
+                SELECT q.root::regclass::text, q.rows, b.n,
+                       round((q.rows / greatest(b.n, q.rows, 1)::numeric), 4)::float8, b.is_exact
+                FROM (SELECT coalesce(pg_partition_root(s.relid)::oid, s.relid) AS root, sum(s.rows)::bigint AS rows,
+                             coalesce(sum(s.rows) FILTER (WHERE s.op IN ('delete', 'soft_delete')), 0)::bigint AS removed
+                      FROM sqlguard.change_set s
+                      WHERE s.txid = tx AND s.op <> 'insert' AND (only_action IS NULL OR s.action_id = only_action)
+                      GROUP BY 1) q
+                CROSS JOIN LATERAL sqlguard.rows_before(
+                    q.root, q.removed, CASE WHEN decides THEN 1000000 ELSE greatest(10000, 20 * q.rows) END) b
+                ORDER BY 1;
+        END
     $$;
 
 -- What the gates need to know of a statement that has run: little, because every write may be asked.
 CREATE FUNCTION sqlguard.weigh(only_action bigint, with_share boolean) RETURNS text
     LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = 'force_generic_plan'
     AS $$
         SELECT jsonb_build_object(
             'rows', (SELECT coalesce(sum(c.rows), 0) FROM sqlguard.transaction_changes() c
@@ -434,88 +483,99 @@ CREATE FUNCTION sqlguard.weigh(only_action bigint, with_share boolean) RETURNS t
                                            + (u ->> 'deleted')::bigint), 0) FROM jsonb_array_elements(o.outside) u),
             'tables', sqlguard.touched(pg_current_xact_id_if_assigned(), only_action, o.outside),
             'share', CASE WHEN with_share THEN
-                (SELECT max(s.share) FROM sqlguard.shares(pg_current_xact_id_if_assigned(), only_action) s) END,
+                (SELECT max(s.share) FROM sqlguard.shares(pg_current_xact_id_if_assigned(), only_action, true) s) END,
             'excess', (SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
                        WHERE r.txid = pg_current_xact_id_if_assigned() AND r.plan_id IS NULL
                            AND (only_action IS NULL OR r.action_id = only_action)))::text
-        FROM (SELECT sqlguard.unguarded() AS outside OFFSET 0) o
+        FROM (SELECT sqlguard.unguarded((sqlguard.held()).unguarded) AS outside OFFSET 0) o
     $$;
 
 -- Of a block what was noted, as far as it names sequences that were moved: a session may have noted what it likes.
 -- `action` is null for what moves only when deferred constraints are forced.
 CREATE FUNCTION sqlguard.sequences_by_action(only_action bigint, moved jsonb) RETURNS jsonb
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT coalesce((
-            SELECT jsonb_agg(jsonb_build_object('action', (m ->> 'action')::bigint, 'sequences', (
-                SELECT jsonb_agg(s) FROM jsonb_array_elements_text(m -> 'sequences') s WHERE moved ? s)))
-            FROM jsonb_array_elements(n.noted -> 'moved') m WHERE only_action IS NULL), '[]') || coalesce((
-            SELECT jsonb_build_array(jsonb_build_object('action', only_action, 'sequences', jsonb_agg(e.key ORDER BY e.key)))
-            FROM jsonb_each(moved) e
-            WHERE only_action IS NOT NULL OR n.noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value
-            HAVING count(*) > 0), '[]')
-        FROM (SELECT sqlguard.noted_sequences() AS noted) n
+        DECLARE
+            noted jsonb;
+        BEGIN
+            IF moved = '{}' THEN
+                RETURN '[]';
+            END IF;
+            noted := sqlguard.noted_sequences();
+            RETURN coalesce((
+                SELECT jsonb_agg(jsonb_build_object('action', (m ->> 'action')::bigint, 'sequences', (
+                    SELECT jsonb_agg(s) FROM jsonb_array_elements_text(m -> 'sequences') s WHERE moved ? s)))
+                FROM jsonb_array_elements(noted -> 'moved') m WHERE only_action IS NULL), '[]') || coalesce((
+                SELECT jsonb_build_array(jsonb_build_object('action', only_action,
+                                                            'sequences', jsonb_agg(e.key ORDER BY e.key)))
+                FROM jsonb_each(moved) e
+                WHERE only_action IS NOT NULL OR noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value
+                HAVING count(*) > 0), '[]');
+        END
     $$;
 
 -- Everything that a plan says of its run, with a signature. Called in the run's transaction by the task's session.
 CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, steady jsonb DEFAULT NULL, max_samples integer DEFAULT 10)
     RETURNS TABLE (outcome text, signed text)
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = 'force_generic_plan'
     AS $$
         DECLARE
             tx xid8 := pg_current_xact_id_if_assigned();
-            own text := (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user);
-            outside jsonb := sqlguard.unguarded();
-            moved jsonb := sqlguard.moved_sequences();
+            own record;
+            h record := sqlguard.held();
+            outside jsonb := sqlguard.unguarded(h.unguarded);
+            affected jsonb;
+            shares jsonb;
+            samples jsonb;
+            excess jsonb;
+            sequences jsonb := '[]';
             report jsonb;
         BEGIN
+            SELECT l.task_id AS task,
+                   jsonb_path_exists(p.document, '$.gates[*].when.share ? (@ != null)') AS wants_share
+                INTO own
+                FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
+                JOIN sqlguard.policy p ON p.name = t.policy AND p.version = t.policy_version
+                WHERE l.role = session_user;
             -- PostgreSQL's own cascades fire triggers at the depth of the statement: what it does not name is nested.
-            SELECT jsonb_build_object(
-                'affected', (
-                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', q.name, 'op', q.op, 'rows', q.rows,
-                                                                 'nested', q.nested) ORDER BY q.n), '[]')
-                    FROM (SELECT s.schema_name || '.' || s.table_name AS name, s.op, sum(s.rows)::bigint AS rows,
-                                 bool_and(s.depth > 0 OR NOT s.schema_name || '.' || s.table_name = ANY (a.tables)
-                                          AND NOT EXISTS (SELECT FROM pg_partition_ancestors(s.relid) p
-                                                          JOIN pg_class c ON c.oid = p.relid
-                                                          WHERE c.relnamespace::regnamespace || '.' || c.relname
-                                                              = ANY (a.tables))) AS nested,
-                                 min(s.id) AS n
-                          FROM sqlguard.change_set s LEFT JOIN sqlguard.action a ON a.id = s.action_id
-                          WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
-                          GROUP BY 1, 2) q),
-                'unguarded', outside,
-                'tables', sqlguard.touched(tx, only_action, outside),
-                'shares', (
-                    SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
-                        'table', s.name, 'rows', s.rows, 'of', s.of_rows, 'share', s.share,
-                        'estimated', CASE WHEN NOT s.is_exact THEN true END))), '[]')
-                    FROM sqlguard.shares(tx, only_action) s),
-                'samples', (
-                    SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.schema_name || '.' || s.table_name,
-                        'op', s.op, 'key', s.key, 'after', s.after, 'before',
-                        CASE s.op WHEN 'soft_delete' THEN coalesce(s.before,
-                            s.after || (SELECT coalesce(jsonb_object_agg(k, NULL), '{}') FROM jsonb_object_keys(s.after) k
-                                        WHERE k IN ('deleted_at', 'deleted_by_agent')))
-                        ELSE s.before END)), '[]')
-                    FROM sqlguard.transaction_samples(max_samples) s
-                    WHERE only_action IS NULL OR s.action_id = only_action),
-                'sequences', (SELECT coalesce(jsonb_agg(k ORDER BY k), '[]') FROM jsonb_object_keys(moved) k),
-                'sequences_by_action', sqlguard.sequences_by_action(only_action, moved),
-                'locks', (
-                    SELECT coalesce(jsonb_agg(DISTINCT jsonb_build_object('table', c.oid::regclass::text, 'mode', l.mode)),
-                                    '[]')
-                    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-                    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND c.relkind IN ('r', 'p', 'v', 'm')
-                        AND l.mode <> 'AccessShareLock' AND c.relnamespace <> 'sqlguard'::regnamespace
-                        AND c.relnamespace <> 'pg_catalog'::regnamespace
-                        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
-                'excess', (
-                    SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
-                    WHERE r.txid = tx AND (only_action IS NULL OR r.action_id = only_action)))
-                INTO report;
+            affected := (
+                SELECT coalesce(jsonb_agg(jsonb_build_object('table', q.name, 'op', q.op, 'rows', q.rows,
+                                                             'nested', q.nested) ORDER BY q.n), '[]')
+                FROM (SELECT s.schema_name || '.' || s.table_name AS name, s.op, sum(s.rows)::bigint AS rows,
+                             bool_and(s.depth > 0 OR NOT a.tables
+                                      && sqlguard.names_of(s.relid, s.schema_name || '.' || s.table_name)) AS nested,
+                             min(s.id) AS n
+                      FROM sqlguard.change_set s LEFT JOIN sqlguard.action a ON a.id = s.action_id
+                      WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+                      GROUP BY 1, 2) q);
+            shares := (
+                SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+                    'table', s.name, 'rows', s.rows, 'of', s.of_rows, 'share', s.share,
+                    'estimated', CASE WHEN NOT s.is_exact THEN true END))), '[]')
+                FROM sqlguard.shares(tx, only_action, own.wants_share) s);
+            samples := (
+                SELECT coalesce(jsonb_agg(jsonb_build_object('table', s.schema_name || '.' || s.table_name,
+                    'op', s.op, 'key', s.key, 'after', s.after, 'before',
+                    CASE s.op WHEN 'soft_delete' THEN coalesce(s.before,
+                        s.after || (SELECT coalesce(jsonb_object_agg(k, NULL), '{}') FROM jsonb_object_keys(s.after) k
+                                    WHERE k IN ('deleted_at', 'deleted_by_agent')))
+                    ELSE s.before END)), '[]')
+                FROM sqlguard.transaction_samples(max_samples, only_action) s);
+            excess := (
+                SELECT coalesce(jsonb_agg(x.reason), '[]') FROM sqlguard.plan_run r, unnest(r.reasons) AS x (reason)
+                WHERE r.txid = tx AND (only_action IS NULL OR r.action_id = only_action));
+            IF h.moved <> '{}' THEN
+                sequences := (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(h.moved) k);
+            END IF;
+            report := jsonb_build_object(
+                'affected', affected, 'unguarded', outside, 'tables', sqlguard.touched(tx, only_action, outside),
+                'shares', shares, 'samples', samples,
+                'sequences', sequences,
+                'sequences_by_action', sqlguard.sequences_by_action(only_action, h.moved),
+                'locks', h.locks, 'excess', excess);
             outcome := jsonb_build_object(
-                'task', own, 'at', extract(epoch FROM clock_timestamp()), 'report', report, 'is_block', only_action IS NULL,
+                'task', own.task, 'at', extract(epoch FROM clock_timestamp()), 'report', report, 'is_block', only_action IS NULL,
                 'digest', sqlguard.change_digest(tx, only_action, steady, outside))::text;
             signed := sqlguard.signature(outcome);
             RETURN NEXT;
@@ -635,12 +695,13 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
                                      steady jsonb DEFAULT NULL)
     RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = 'force_generic_plan'
     AS $$
         DECLARE
             t sqlguard.task;
             p sqlguard.plan;
             tx xid8 := pg_current_xact_id();
-            outside jsonb := sqlguard.unguarded();
+            outside jsonb := sqlguard.unguarded((sqlguard.held()).unguarded);
             found_digest text;
         BEGIN
             SELECT task.* INTO t FROM sqlguard.lease l JOIN sqlguard.task ON task.id = l.task_id
@@ -804,13 +865,14 @@ CREATE FUNCTION sqlguard.plan_statements(wanted bigint) RETURNS jsonb
     $$;
 
 REVOKE ALL ON FUNCTION
-    sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_unguarded(),
-    sqlguard.begin_plan(), sqlguard.unguarded_changes(), sqlguard.unguarded(), sqlguard.touched(xid8, bigint, jsonb),
-    sqlguard.moved_sequences(), sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
+    sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_written(),
+    sqlguard.begin_plan(), sqlguard.held(), sqlguard.unguarded(oid[]), sqlguard.names_of(oid, text),
+    sqlguard.touched(xid8, bigint, jsonb),
+    sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
     sqlguard.sequences_by_action(bigint, jsonb), sqlguard.same_row(oid, text[], text),
     sqlguard.written_digest(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
     sqlguard.row_hash(text[], text[], text),
-    sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint), sqlguard.weigh(bigint, boolean),
+    sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint, boolean), sqlguard.weigh(bigint, boolean),
     sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.append_event(bigint, text, jsonb),
     sqlguard.record_plan(jsonb, text, text), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.is_approver(name),
