@@ -5,7 +5,7 @@ DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_result(text, text, jso
     sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.took_key(text, text, bigint, interval), sqlguard.find_key(text, text),
     sqlguard.transaction_samples(integer, bigint), sqlguard.transaction_changes(),
-    sqlguard.record_event(bigint, text, jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.record_intent(jsonb),
+    sqlguard.record_event(bigint, text, jsonb), sqlguard.refuse_second_end(text, bigint), sqlguard.record_group(jsonb, jsonb), sqlguard.record_intent(jsonb),
     sqlguard.append(text, bigint, text, jsonb), sqlguard.add_entries(text, jsonb[], jsonb[]), sqlguard.task_of(text), sqlguard.lock_chain(text),
     sqlguard.intended(sqlguard.task, jsonb),
     sqlguard.refuse_unlisted_answers(sqlguard.task, text), sqlguard.refuse_other_statement(text, text), sqlguard.key_scope(sqlguard.task),

@@ -501,6 +501,21 @@ CREATE FUNCTION sqlguard.record_group(intents jsonb, events jsonb) RETURNS bigin
         END
     $$;
 
+-- The newest end counts, so a task's own session writes one, and none behind the guard's.
+CREATE FUNCTION sqlguard.refuse_second_end(task text, action bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            IF session_user::text LIKE 'sg\_tk\_%' THEN
+                PERFORM sqlguard.lock_chain(task);
+                IF EXISTS (SELECT FROM sqlguard.event x WHERE x.action_id = refuse_second_end.action
+                           AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
+                    RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
+                END IF;
+            END IF;
+        END
+    $$;
+
 CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEFAULT '{}') RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s'
     AS $$
@@ -515,13 +530,8 @@ CREATE FUNCTION sqlguard.record_event(action bigint, kind text, detail jsonb DEF
                 AND NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
                 RAISE EXCEPTION 'a task may not say that an action was `%`', kind USING ERRCODE = '42501';
             END IF;
-            -- The newest end counts, so a task's own session writes one, and none behind the guard's.
-            IF session_user::text LIKE 'sg\_tk\_%' AND kind <> 'started' THEN
-                PERFORM sqlguard.lock_chain(task);
-                IF EXISTS (SELECT FROM sqlguard.event x WHERE x.action_id = record_event.action
-                           AND x.kind IN ('committed', 'failed', 'previewed', 'reconciled')) THEN
-                    RAISE EXCEPTION 'action % has ended already', action USING ERRCODE = '42501';
-                END IF;
+            IF kind <> 'started' THEN
+                PERFORM sqlguard.refuse_second_end(task, action);
             END IF;
             RETURN sqlguard.append(task, action, kind, detail);
         END
@@ -741,8 +751,8 @@ REVOKE ALL ON FUNCTION
     sqlguard.refuse_other_statement(text, text), sqlguard.refuse_unlisted_answers(sqlguard.task, text),
     sqlguard.intended(sqlguard.task, jsonb), sqlguard.lock_chain(text), sqlguard.task_of(text),
     sqlguard.add_entries(text, jsonb[], jsonb[]), sqlguard.append(text, bigint, text, jsonb),
-    sqlguard.record_intent(jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.record_event(bigint, text, jsonb),
-    sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint),
+    sqlguard.record_intent(jsonb), sqlguard.record_group(jsonb, jsonb), sqlguard.refuse_second_end(text, bigint),
+    sqlguard.record_event(bigint, text, jsonb), sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint),
     sqlguard.find_key(text, text), sqlguard.took_key(text, text, bigint, interval),
     sqlguard.claim_key(text, text, bigint, interval),
     sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),

@@ -2,7 +2,7 @@
 DROP FUNCTION sqlguard.plan_statements(bigint), sqlguard.last_plan(), sqlguard.ticket(bigint),
     sqlguard.plan_document(sqlguard.plan), sqlguard.decide_plan(bigint, text, text, text), sqlguard.is_approver(name),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.plan_state(sqlguard.plan),
-    sqlguard.approvers(bigint), sqlguard.record_plan(jsonb, text, text),
+    sqlguard.approvers(bigint), sqlguard.record_plan(jsonb, text, text, jsonb),
     sqlguard.append_event(bigint, text, jsonb), sqlguard.plan_outcome(bigint, jsonb, integer),
     sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint, boolean), sqlguard.rows_before(oid, bigint, bigint),
     sqlguard.change_digest(xid8, bigint, jsonb, jsonb), sqlguard.written_digest(xid8, bigint, jsonb),

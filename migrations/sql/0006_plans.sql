@@ -596,9 +596,12 @@ CREATE FUNCTION sqlguard.append_event(action bigint, kind text, detail jsonb) RE
     $$;
 
 -- Store what a run would have done. By the operator, or by a task's own session for itself: what it says of the
--- run is signed, and how many approvals it asks for is then the policy's highest number.
-CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- run is signed, and how many approvals it asks for is then the policy's highest number. *previewed*, if its action came to
+-- no more than this plan: what its end says besides.
+CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text, previewed jsonb DEFAULT NULL)
+    RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s'
+    SET plan_cache_mode = 'force_generic_plan'
     AS $$
         DECLARE
             t sqlguard.task;
@@ -637,29 +640,33 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text) 
                     AND p.digest = o ->> 'digest' AND p.is_block = (o ->> 'is_block')::boolean
                     AND p.approvals = needed AND sqlguard.plan_state(p) = 'open'
                 ORDER BY p.id DESC LIMIT 1;
-            IF FOUND THEN
-                PERFORM sqlguard.append_event(action, 'planned', jsonb_build_object('plan', made));
-                RETURN made;
+            IF NOT FOUND THEN
+                INSERT INTO sqlguard.plan (task_id, role, action_id, scope, agent, policy, policy_version, purpose,
+                    search_path, statements, statement_hash, is_block, digest, rows, tier, classes, reasons, approvals,
+                    report, drift_of, expires_at)
+                VALUES (t.id, coalesce(CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text END,
+                                       document ->> 'role', ''),
+                    action, sqlguard.key_scope(t), t.agent, t.policy, t.policy_version, t.purpose,
+                    ARRAY(SELECT jsonb_array_elements_text(document -> 'search_path')), document -> 'statements',
+                    document ->> 'statement_hash', (o ->> 'is_block')::boolean, o ->> 'digest',
+                    (SELECT coalesce(sum((a ->> 'rows')::bigint), 0) FROM jsonb_array_elements(o #> '{report,affected}') a)
+                    + (SELECT coalesce(sum((u ->> 'inserted')::bigint + (u ->> 'updated')::bigint + (u ->> 'deleted')::bigint), 0)
+                       FROM jsonb_array_elements(o #> '{report,unguarded}') u),
+                    coalesce(document ->> 'tier', 'irreversible'),
+                    ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'classes', '[]'))),
+                    ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'reasons', '[]'))),
+                    needed, o -> 'report', (document ->> 'drift_of')::bigint,
+                    clock_timestamp() + least(lifetime, '7 days'))
+                RETURNING id INTO made;
+                PERFORM pg_notify('sqlguard_plans', made::text);
             END IF;
-            INSERT INTO sqlguard.plan (task_id, role, action_id, scope, agent, policy, policy_version, purpose,
-                search_path, statements, statement_hash, is_block, digest, rows, tier, classes, reasons, approvals,
-                report, drift_of, expires_at)
-            VALUES (t.id, coalesce(CASE WHEN session_user::text LIKE 'sg\_tk\_%' THEN session_user::text END,
-                                   document ->> 'role', ''),
-                action, sqlguard.key_scope(t), t.agent, t.policy, t.policy_version, t.purpose,
-                ARRAY(SELECT jsonb_array_elements_text(document -> 'search_path')), document -> 'statements',
-                document ->> 'statement_hash', (o ->> 'is_block')::boolean, o ->> 'digest',
-                (SELECT coalesce(sum((a ->> 'rows')::bigint), 0) FROM jsonb_array_elements(o #> '{report,affected}') a)
-                + (SELECT coalesce(sum((u ->> 'inserted')::bigint + (u ->> 'updated')::bigint + (u ->> 'deleted')::bigint), 0)
-                   FROM jsonb_array_elements(o #> '{report,unguarded}') u),
-                coalesce(document ->> 'tier', 'irreversible'),
-                ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'classes', '[]'))),
-                ARRAY(SELECT jsonb_array_elements_text(coalesce(document -> 'reasons', '[]'))),
-                needed, o -> 'report', (document ->> 'drift_of')::bigint,
-                clock_timestamp() + least(lifetime, '7 days'))
-            RETURNING id INTO made;
-            PERFORM sqlguard.append_event(action, 'planned', jsonb_build_object('plan', made));
-            PERFORM pg_notify('sqlguard_plans', made::text);
+            IF previewed IS NOT NULL THEN
+                PERFORM sqlguard.refuse_second_end(t.id, action);
+            END IF;
+            PERFORM sqlguard.add_entries(t.id, NULL, array_remove(ARRAY[
+                jsonb_build_object('action', action, 'kind', 'planned', 'detail', jsonb_build_object('plan', made)),
+                CASE WHEN previewed IS NOT NULL THEN jsonb_build_object(
+                    'action', action, 'kind', 'previewed', 'detail', previewed || jsonb_build_object('plan', made)) END], NULL));
             RETURN made;
         END
     $$;
@@ -874,14 +881,14 @@ REVOKE ALL ON FUNCTION
     sqlguard.row_hash(text[], text[], text),
     sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint, boolean), sqlguard.weigh(bigint, boolean),
     sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.append_event(bigint, text, jsonb),
-    sqlguard.record_plan(jsonb, text, text), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
+    sqlguard.record_plan(jsonb, text, text, jsonb), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.is_approver(name),
     sqlguard.decide_plan(bigint, text, text, text), sqlguard.plan_document(sqlguard.plan), sqlguard.ticket(bigint),
     sqlguard.last_plan(), sqlguard.plan_statements(bigint)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.force_constraints(), sqlguard.begin_plan(), sqlguard.note_sequences(bigint), sqlguard.weigh(bigint, boolean),
-    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.record_plan(jsonb, text, text),
+    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.record_plan(jsonb, text, text, jsonb),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.ticket(bigint), sqlguard.last_plan(),
     sqlguard.plan_statements(bigint)
     TO sqlguard_agent;

@@ -9,6 +9,7 @@ may decide is the database's to say (`sqlguard.decide_plan`), not this module's.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -34,12 +35,9 @@ FORCE = "SELECT sqlguard.force_constraints()"
 OUTCOME = "SELECT * FROM sqlguard.plan_outcome(%s, %s::jsonb)"
 # Nothing was changed that a crash could make it miss: its commit need not wait for the disk, and what waits for it
 # (an approval) has it written too.
-_PREVIEWED = """
-    WITH made AS MATERIALIZED (
-        SELECT sqlguard.record_plan(%s, %s, %s) AS plan, pg_catalog.set_config('synchronous_commit', 'off', true))
-    SELECT m.plan, sqlguard.record_event(%s, 'previewed', %s || pg_catalog.jsonb_build_object('plan', m.plan))
-    FROM made m
-"""
+_PREVIEWED = (
+    "SELECT sqlguard.record_plan(%s, %s, %s, %s), pg_catalog.set_config('synchronous_commit', 'off', true)"
+)
 _LIST = """
     SELECT sqlguard.plan_document(p) FROM sqlguard.plan p
     WHERE (%(task)s::text IS NULL OR p.task_id = %(task)s)
@@ -48,14 +46,14 @@ _LIST = """
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunOutcome:
     """What the database says of a run; `text` and `signed` are what `record` wants back."""
 
     text: str
     signed: str
 
-    @property
+    @cached_property
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.text)["report"]
         return found
@@ -141,13 +139,7 @@ def record(conn: Connection, draft: Draft, found: RunOutcome, drift_of: int | No
 
 def record_previewed(conn: Connection, draft: Draft, found: RunOutcome, detail: Mapping[str, Any]) -> int:
     """Store the plan of a preview, and that its action came to no more than that, with *detail*; return its id."""
-    values = [
-        Jsonb(draft.document(found.report)),
-        found.text,
-        found.signed,
-        draft.steps[0].action,
-        Jsonb(dict(detail)),
-    ]
+    values = [Jsonb(draft.document(found.report)), found.text, found.signed, Jsonb(dict(detail))]
     return _recorded(conn, _PREVIEWED, values)
 
 

@@ -26,6 +26,8 @@ _INSIDE = ("SAVEPOINT sqlguard_preview", "ROLLBACK TO sqlguard_preview")
 _OUTSIDE = ("BEGIN READ WRITE", "ROLLBACK")
 #: Says to the walls which action the changes to come belong to, for the transaction.
 CLAIM = "SELECT pg_catalog.set_config('sqlguard.action', %s, true)"
+#: The same, and what is there before is counted.
+_CLAIM_AND_COUNT = f"{CLAIM}, sqlguard.begin_plan()"
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ def _tried(run: Run, planner: Planner, *, own: bool) -> tuple[psycopg.Cursor[Any
     with together(conn):
         conn.execute(opening.encode())
         planner.measure(run.decision, run.params)
-        conn.execute(CLAIM, [str(run.action)])
-        conn.execute(plans.BEGIN)
+        conn.execute(_CLAIM_AND_COUNT.encode(), [str(run.action)])
         answer = psycopg.RawCursor(conn).execute(run.decision.text.encode(), run.params)
         conn.execute(plans.FORCE)
         said = conn.execute(plans.OUTCOME, [run.action, steady([(run.action, run.decision)])])
