@@ -23,7 +23,8 @@ help:
 	@echo 'make lint    format, style, types, imports, spelling'
 	@echo 'make bench   measurements'
 	@echo 'make client-suites  the drivers own suites, directly and through observe mode (SUITES=--quick for CI)'
-	@echo 'make docs    the generated pages'
+	@echo 'make docs    every command and option, in docs/cli.md'
+	@echo 'make wheel   the package, in dist/'
 	@echo 'make lock    renew requirements.lock from pyproject.toml'
 	@echo 'make clean   remove everything that was made here'
 

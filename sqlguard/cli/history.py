@@ -43,7 +43,7 @@ def list_(
         task=task, agent=agent, table=table, row=row, since=aware(since), until=aware(until)
     )
     with operator(dsn) as conn:
-        require(conn, task=task, agent=agent)
+        require(conn, task=task, agent=agent, table=table)
         actions = journals.list_actions(conn, **wanted, limit=limit)
     if as_json:
         print_json({"actions": [a.as_dict() for a in actions]})
@@ -138,6 +138,9 @@ def history(
         changes = lives.history(conn, table, key)
     if as_json:
         print_json({"table": table, "key": key, "changes": changes})
+        return
+    if not changes:
+        out.print("the journal has no change of this row", markup=False)
         return
     print_rows(
         ("at", "operation", "agent", "action", "reason", "before", "undone"),

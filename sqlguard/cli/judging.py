@@ -1,14 +1,18 @@
 """Policies from files, and what they make of a text, with a database or without."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlguard import settings
-from sqlguard.errors import PolicyError, SqlguardError
+from sqlguard import annotation, settings
+from sqlguard.errors import ApprovalRequired, PolicyError, SqlguardError
 from sqlguard.gate import Gate, refusal
-from sqlguard.plan import Decision
+from sqlguard.plan import Decision, refused, ruling_of
 from sqlguard.policy import Policy, decide, parse_policy
 from sqlguard.policy.assumed import assumed_catalog
 from sqlguard.policy.context import Context
+from sqlguard.policy.late import Ruling
+from sqlguard.policy.verdict import Effect
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.policy_store import stored_versions
@@ -85,6 +89,32 @@ def decided(text: str, policy: Policy, dsn: str | None) -> tuple[Decision, ...]:
     except SqlguardError as fault:
         return (refusal(text, fault),)
     return tuple(Decision(s, decide(s, session, context), s.text) for s in statements)
+
+
+def foreseen(decision: Decision, confidence: float | None) -> Decision:
+    """
+    Return *decision* with what its policy's gates would say of it now: of the clock, and of how sure the agent is.
+
+    Gates that ask for the rows can't be foreseen: they wait for a run, as they do at every door.
+    """
+    if not decision.allowed:
+        return decision
+    sure = confidence if confidence is not None else annotation.read(decision.statement.text).confidence
+    ruling = ruling_of(decision, confidence=sure, now=datetime.now(UTC))
+    if ruling is None or ruling.effect is Effect.ALLOW:
+        return decision
+    fault = refused(ruling) if ruling.effect is Effect.REFUSE else _awaited(ruling)
+    stopped = refusal(decision.statement.text, fault, decision.statement).verdict
+    findings = (*decision.verdict.findings, *stopped.findings)
+    return replace(decision, verdict=replace(decision.verdict, effect=stopped.effect, findings=findings))
+
+
+def _awaited(ruling: Ruling) -> ApprovalRequired:
+    return ApprovalRequired(
+        f"this needs an approval: {'; '.join(ruling.reasons)}",
+        hint="preview it for a task: that makes a plan, which a person can approve",
+        rules=("gate",),
+    )
 
 
 def decided_elsewhere(text: str, dialect: str, policy: Policy) -> tuple[Decision, ...]:

@@ -8,7 +8,7 @@ import typer
 
 from sqlguard import settings
 from sqlguard.cli.common import Dsn, Json, operator_dsn
-from sqlguard.cli.judging import decided, decided_elsewhere, named_policies
+from sqlguard.cli.judging import decided, decided_elsewhere, foreseen, named_policies
 from sqlguard.cli.output import err, out, print_json, print_rows
 from sqlguard.connection import connect
 from sqlguard.gate import error
@@ -49,6 +49,10 @@ def check(
         str | None,
         typer.Option(help="The text is of another database (mysql, sqlite, bigquery …): a lint, weaker."),
     ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="How sure, from 0 to 1, for the gates; not said counts as 0."),
+    ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -61,15 +65,18 @@ def check(
     Example: sqlguard check --policy support "DELETE FROM orders"
     """
     text = _file(file) if file else _text(sql)
-    policies = named_policies(policy, None if dialect else settings.load(dsn=dsn).dsn)
+    named = settings.load(dsn=dsn).dsn
+    policies = named_policies(policy, named)
     if len(policies) != 1:
         raise typer.BadParameter("several policies: name one with --policy")
     # A lint of another database's text has no business with the catalog of this one.
-    found = None if dialect else settings.load(dsn=dsn).dsn
+    found = None if dialect else named
     decisions = (
         decided_elsewhere(text, dialect, policies[0]) if dialect else decided(text, policies[0], found)
     )
-    documents = [_verdict(d, why=why, resolved=bool(found)) for d in decisions]
+    documents = [
+        _verdict(d, why=why, resolved=bool(found)) for d in (foreseen(d, confidence) for d in decisions)
+    ]
     if as_json:
         print_json({"dialect": dialect or "postgresql", "lint": bool(dialect), "statements": documents})
     else:

@@ -123,6 +123,7 @@ def resolve(
     *,
     note: Annotated[str, typer.Option(help="What was done about it, for the journal.")],
     dsn: Dsn = None,
+    as_json: Json = False,
 ) -> None:
     """
     Note that a person has answered a step that no registry can answer, so that the undo of its task goes on.
@@ -131,6 +132,9 @@ def resolve(
     """
     with operator(dsn) as conn:
         compensate.resolve(conn, action, note)
+    if as_json:
+        print_json({"action": action, "resolved": True})
+        return
     out.print(f"resolved: action {action}; run the undo again")
 
 

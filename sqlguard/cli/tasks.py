@@ -85,7 +85,7 @@ def _document(
     opened: tasks.OpenedTask, conn: psycopg.Connection[Any], dsn: str, length: timedelta
 ) -> dict[str, Any]:
     """Return what is shown of a new task, the secret inside its two DSNs."""
-    warnings = _cut(opened.task, length)
+    warnings = _cut(opened.task, length) + _unused(opened)
     address = _proxy_address(conn, warnings)
     proxy_host, proxy_port = settings.host_and_port(address)
     credential = {"user": opened.role, "password": opened.password, "dbname": conn.info.dbname}
@@ -113,7 +113,24 @@ def _cut(task: Task_, length: timedelta, since: datetime | None = None) -> list[
     if begins is None or task.expires_at - begins >= length - timedelta(seconds=1):
         return []
     latest = f"{task.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-    return [f"not {length} as asked for: policy `{task.policy}` lets the task live until {latest} (max_ttl)"]
+    return [
+        f"not {_span(length)} as asked for: policy `{task.policy}` lets the task live until {latest} (max_ttl)"
+    ]
+
+
+def _unused(opened: tasks.OpenedTask) -> list[str]:
+    """Say which parameters scope nothing: with a mistyped name a task sees more than somebody meant."""
+    named = ", ".join(f"`{name}`" for name in opened.unused)
+    return [f"no row scope of policy `{opened.task.policy}` asks for {named}"] if named else []
+
+
+def _span(length: timedelta) -> str:
+    """Write *length* as it may be given: `8h`, `90min`, `300s`."""
+    seconds = round(length.total_seconds())
+    unit, size = next(
+        (u, s) for u, s in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)) if seconds % s == 0
+    )
+    return f"{seconds // size}{unit}"
 
 
 def _proxy_address(conn: psycopg.Connection[Any], warnings: list[str]) -> str:

@@ -128,7 +128,13 @@ def _texts(conn: psycopg.Connection[Any], target: Target, names: Sequence[str], 
         sql.SQL("({}::{})::text").format(sql.Literal(str(value)), sql.SQL(target.by_name[name].type))
         for name, value in zip(names, values, strict=True)
     ]
-    row = conn.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(casts))).fetchone()
+    try:
+        row = conn.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(casts))).fetchone()
+    except psycopg.DataError as fault:
+        raise NotConfigured(
+            f"that is no key of `{target.label}`: {fault.diag.message_primary}",
+            hint=f"give a value for each of ({', '.join(names)}), in this order",
+        ) from None
     assert row is not None  # noqa: S101 (a SELECT without FROM has one row)
     return list(row)
 

@@ -91,6 +91,8 @@ class OpenedTask:
     role: str
     password: str = field(repr=False)
     expires_at: datetime
+    #: Parameters that were given and that no row scope of the policy asks for.
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class EndReport:
 class _Group:
     policy: Policy
     role: str
+    #: The parameters that the policy's row scopes ask for.
+    parameters: frozenset[str] = frozenset()
 
 
 def open_task(  # noqa: PLR0913 (what a task is)
@@ -152,7 +156,7 @@ def open_task(  # noqa: PLR0913 (what a task is)
         with _abandoned(conn, task.id, role), conn.transaction():
             leases.create_role(conn, _spec(role, group, verifier, task.expires_at))
             conn.execute(_LIVE, {"role": role})
-    return OpenedTask(task, role, password, task.expires_at)
+    return OpenedTask(task, role, password, task.expires_at, tuple(sorted(given.keys() - group.parameters)))
 
 
 def add_lease(conn: Connection, task_id: str, kind: str) -> tuple[str, str]:
@@ -268,7 +272,7 @@ def _latest_policy(conn: Connection, name: str, params: Mapping[str, str]) -> tu
     version, document, group, now, wanted = row
     _check_parameters(conn, name, params, wanted)
     policy = policy_from_document(document, f"sqlguard.policy {name}").model_copy(update={"version": version})
-    return _Group(policy, group), now
+    return _Group(policy, group, frozenset(name for name, _ in wanted)), now
 
 
 def _check_parameters(

@@ -212,6 +212,12 @@ def test_a_pipe_gets_whole_values_in_one_line_each(capsys: pytest.CaptureFixture
         (("journal", "list", "--agent", "nobody"), "agent `nobody`"),
         (("journal", "verify", "--task", "nobody"), "task `nobody`"),
         (("journal", "show", "999"), "999"),
+        (("journal", "list", "--table", "nobody"), "table `nobody`"),
+        (("history", "nobody", "1"), "`nobody`"),
+        (
+            ("history", "orders", "one"),
+            'no key of `public.orders`: invalid input syntax for type integer: "one"',
+        ),
     ],
 )
 def test_a_typo_is_no_empty_answer(shop: Command, words: tuple[str, ...], named: str) -> None:
@@ -238,6 +244,16 @@ def test_nothing_done_yet_is_no_error(shop: Command) -> None:
     task = json.loads(shop("task", "open", "--agent", "a", "--policy", "support", "--json")[1])["task"]
     assert shop("undo", "--task", task)[0] == 0
     assert shop("journal", "list", "--task", task)[0] == 0
+    for table in ("orders", "public.orders", "loose"):
+        assert shop("journal", "list", "--table", table)[0] == 0
+    assert shop("history", "orders", "1")[:2] == (0, "the journal has no change of this row\n")
+
+
+def test_a_parameter_that_scopes_nothing_is_said(shop: Command) -> None:
+    words = ("task", "open", "--agent", "a", "--policy", "support", "--json")
+    told = json.loads(shop(*words, "--param", "custmer=7", "--param", "region=1")[1])
+    assert "no row scope of policy `support` asks for `custmer`, `region`" in told["warnings"]
+    assert not any("row scope" in text for text in json.loads(shop(*words)[1])["warnings"])
 
 
 GUARDING = """
@@ -301,7 +317,7 @@ def test_a_time_that_the_policy_cuts_is_said(shop: Command) -> None:
     words = ("task", "open", "--agent", "a", "--policy", "support")
     status, _, complained = shop(*words, "--ttl", "8h")
     assert status == 0
-    assert "not 8:00:00 as asked for: policy `support` lets the task live until" in complained
+    assert "not 8h as asked for: policy `support` lets the task live until" in complained
     told = json.loads(shop(*words, "--ttl", "8h", "--json")[1])
     assert any("max_ttl" in text for text in told["warnings"])
     assert "max_ttl" not in shop(*words, "--ttl", "9min")[2]
@@ -335,4 +351,6 @@ def test_check_knows_applied_policies(shop: Command, command: Command) -> None:
     status, _, complained = shop("check", "--policy", "nobody", "SELECT 1")
     assert status == 2
     assert "none of that name was applied" in complained
+    mysql = ("check", "--policy", "support", "--dialect", "mysql", "DELETE FROM `orders` WHERE id = 1")
+    assert shop(*mysql)[1].split()[0] == "rewrite"
     assert "no database was named" in command("check", "--policy", "support", "SELECT 1")[2]

@@ -56,6 +56,49 @@ def test_check(
     assert "rules:" in capsys.readouterr().out
 
 
+GATES = """
+[[gates]]
+when = { confidence = "<0.70", kind = "delete" }
+then = "approve"
+[[gates]]
+when = { confidence = "<0.30" }
+then = "refuse"
+[[gates]]
+when = { rows = ">10" }
+then = "approve"
+"""
+DELETE = "DELETE FROM orders WHERE id = 1"
+UPDATE = "UPDATE orders SET status = 'paid' WHERE id = 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "verdict"),
+    [
+        ((DELETE,), 3, "approve"),
+        ((DELETE, "--confidence", "0.9"), 0, "rewrite"),
+        ((f"{DELETE} /*confidence='0.9'*/",), 0, "rewrite"),
+        ((f"{DELETE} /*confidence='0.9'*/", "--confidence", "0.5"), 3, "approve"),
+        ((UPDATE,), 1, "refuse"),
+        ((UPDATE, "--confidence", "0.5"), 0, "allow"),
+        (("DELETE FROM orders",), 1, "refuse"),
+    ],
+)
+def test_check_says_what_gates_say_before_a_run(
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    words: tuple[str, ...],
+    status: int,
+    verdict: str,
+) -> None:
+    (folder / "policies" / "support.toml").write_text(POLICY + GATES, encoding="utf-8")
+    assert run(monkeypatch, "check", *words, "--json") == status
+    (statement,) = json.loads(capsys.readouterr().out)["statements"]
+    assert statement["verdict"] == verdict
+    assert ("sqlstate" in statement) == bool(status)
+
+
 def test_check_reads_a_file_and_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
