@@ -18,7 +18,9 @@ from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import not_migrated
 from sqlguard.postgres.reconcile import reconcile
 from sqlguard.proxy import workers
-from sqlguard.proxy.arrivals import trusted_networks
+from sqlguard.proxy.arrivals import rows, trusted_networks
+from sqlguard.proxy.census import Census
+from sqlguard.proxy.harbour import places
 from sqlguard.proxy.health import Answer, Health
 from sqlguard.proxy.listeners import remove, unix_socket
 from sqlguard.proxy.operator import Operator
@@ -37,8 +39,7 @@ _COLLECT_EVERY = 20_000
 def check(settings: Settings) -> dict[str, object]:
     """Return what `serve` would start with; raises the error that it would stop with."""
     assert settings.dsn is not None  # noqa: S101 (the command line has looked)
-    Server.tls_contexts(settings)
-    trusted_networks(settings)
+    _fits(settings)
     with connect(settings.dsn) as conn:
         if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
             raise not_migrated()
@@ -51,9 +52,17 @@ def check(settings: Settings) -> dict[str, object]:
         }
 
 
+def _fits(settings: Settings) -> None:
+    """Raises NotConfigured for what can be told without the database."""
+    Server.tls_contexts(settings)
+    trusted_networks(settings)
+    places(settings)
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; open transactions get their time, then sessions are told and closed."""
     assert settings.dsn is not None  # noqa: S101 (the command line has looked)
+    _fits(settings)  # before there are workers, which would be started again and again
     with connect(settings.dsn) as conn:
         if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
             raise not_migrated()
@@ -64,7 +73,7 @@ def serve(settings: Settings) -> None:
     with _unix_socket(settings) as listener:
         if settings.workers > 1:
             # Before anything has a thread or a connection: a fork takes neither along.
-            siblings = Siblings(settings.workers)
+            siblings = Siblings(settings.workers, Census(settings.workers, rows(settings)))
             workers.run(
                 settings.workers,
                 lambda number: _work(settings, number, listener, siblings),

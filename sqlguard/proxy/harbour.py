@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from sqlguard.errors import NotConfigured
 from sqlguard.proxy.backend import Backend
 from sqlguard.proxy.berth import Berth
 from sqlguard.proxy.sockets import Side
+from sqlguard.settings import Settings
 from sqlguard.wire.messages import CancelRequest
 
 #: Looks per delay: a session leaves after one to one and a quarter of it.
@@ -98,3 +100,17 @@ class Harbour:
                     berth.was_active, berth.active_at = False, now
                 elif self._delay and now - berth.active_at >= self._delay and berth.may_leave:
                     berth.leave()
+
+
+def places(settings: Settings) -> int:
+    """
+    Return a worker's share of `max_backends`: none can send another's clients away, so none may wait for another.
+
+    Raises NotConfigured.
+    """
+    if 0 < settings.max_backends < settings.workers:
+        raise NotConfigured(
+            f"{settings.max_backends} connections to PostgreSQL are too few for {settings.workers} workers",
+            hint="raise max_backends, or take fewer workers",
+        )
+    return settings.max_backends // settings.workers

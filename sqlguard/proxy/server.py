@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import socket
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,10 +22,11 @@ import structlog
 from sqlguard import lease
 from sqlguard import settings as configuration
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError, TaskEnded
-from sqlguard.proxy.arrivals import Arrivals
+from sqlguard.proxy.arrivals import Arrivals, rows
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
 from sqlguard.proxy.berth import Berth
-from sqlguard.proxy.harbour import Harbour
+from sqlguard.proxy.census import Census
+from sqlguard.proxy.harbour import Harbour, places
 from sqlguard.proxy.joined import Timer, greeting
 from sqlguard.proxy.metrics import Gauge
 from sqlguard.proxy.operator import Operator
@@ -34,7 +35,7 @@ from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.siblings import Siblings
 from sqlguard.proxy.sightings import Sightings
 from sqlguard.proxy.sockets import Closed, Side
-from sqlguard.proxy.startup import ALPN, Cancel, Door, TooManyClients, Welcome
+from sqlguard.proxy.startup import ALPN, Cancel, Door, Welcome
 from sqlguard.settings import Settings
 from sqlguard.wire.channel_binding import end_point_hash
 from sqlguard.wire.frontend import CancelRequest
@@ -67,7 +68,10 @@ class Server:
         ca = str(settings.backend_tls_ca) if settings.backend_tls_ca else None
         self._address = Address.of(settings.dsn, settings.backend_tls, ca)
         self._clients: set[Side] = set()
-        self._arrivals = Arrivals(settings, self._clients)
+        census, number = (
+            (Census(1, rows(settings)), 0) if siblings is None else (siblings[0].census, siblings[1])
+        )
+        self._arrivals = Arrivals(settings, self._clients, census.part(number))
         tls, binding = self.tls_contexts(settings)
         self._door = Door(
             operator,
@@ -76,10 +80,10 @@ class Server:
             tls,
             tls_required=settings.tls_required,
             binding=binding,
-            admit=self._admit,
+            admit=self._arrivals.admit,
         )
         self._relay = None if sightings is None else self._relayed(operator, sightings, tls)
-        self._harbour = Harbour(self._address.open_sides, settings.idle_release, settings.max_backends)
+        self._harbour = Harbour(self._address.open_sides, settings.idle_release, places(settings))
         self._siblings = siblings
         self._live: set[AgentSession] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -210,7 +214,7 @@ class Server:
             await asyncio.sleep(_TICK)
 
     def _accept(self) -> Side:
-        return _ClientSide(self, self._clients)
+        return _ClientSide(self, self._clients, self._arrivals.gone)
 
     def greet(self, side: Side) -> None:
         """Begin with a client whose connection is there."""
@@ -226,7 +230,7 @@ class Server:
         metrics, began = self._operator.metrics, perf_counter()
         try:
             # A client is told only when it has said who it is; those that never do must not fill the proxy.
-            if len(self._clients) <= 2 * self._settings.max_clients and not self.is_stopping:
+            if len(self._clients) < rows(self._settings) and not self.is_stopping:
                 await self._arrivals.meet(side)
                 await self._welcome(side)
                 metrics.logins["ok"] += 1
@@ -258,22 +262,13 @@ class Server:
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 welcome = await self._door.welcome(side)
+                self._arrivals.stay(side)
                 backend = await self._log_in(welcome)
         except TimeoutError:
             if welcome is None:
                 raise Closed from None  # a client that takes its time is told nothing, as by PostgreSQL
             raise DatabaseUnavailable("PostgreSQL did not answer the login in time") from None
         self._join(side, welcome, backend)
-
-    def _admit(self, side: Side) -> None:
-        """Raises TooManyClients when one more can't stay."""
-        if len(self._live) >= self._settings.max_clients:
-            raise TooManyClients("the proxy has as many clients as it takes")
-        if self._arrivals.is_full(side.address):
-            raise TooManyClients(
-                f"there are as many clients from {side.address} as the proxy takes",
-                hint="close some of them, or raise max_clients_per_address",
-            )
 
     async def _log_in(self, welcome: Welcome) -> Backend:
         request = welcome.request
@@ -343,12 +338,17 @@ class Server:
 
 
 class _ClientSide(Side):
-    def __init__(self, server: Server, open_sides: set[Side]) -> None:
+    def __init__(self, server: Server, open_sides: set[Side], gone: Callable[[Side], None]) -> None:
         super().__init__(open_sides)
         self._server: Server | None = server
+        self._tell_gone = gone
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         server, self._server = self._server, None
         if server is not None:  # only the first time: TLS makes it again
             server.greet(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._tell_gone(self)

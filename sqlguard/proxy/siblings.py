@@ -1,5 +1,5 @@
 """
-What the workers behind one address tell each other: cancel requests.
+What the workers behind one address tell each other: cancel requests, and (by `census`) how many clients they have.
 
 The kernel gives a cancel request to any of them, and once a session has changed its server connection only its own
 worker knows to which. The sockets are there before the workers are, so one that is started again has its own, too.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sqlguard.errors import ProtocolViolation
+from sqlguard.proxy.census import Census
 from sqlguard.wire.frontend import CancelRequest, decode_startup
 
 _LENGTH_BYTES = 4
@@ -21,7 +22,8 @@ _LONGEST = 1024
 class Siblings:
     """One for all workers; `me` makes it one's own."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, census: Census) -> None:
+        self.census = census
         self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(count)]
         for pair in self._pairs:
             for end in pair:

@@ -45,11 +45,6 @@ class Cancel(Exception):
         self.request = request
 
 
-class TooManyClients(SqlguardError):
-    sqlstate = "53300"
-    default_hint = "try again later, or raise max_clients"
-
-
 class InvalidPassword(SqlguardError):
     sqlstate = "28P01"
     default_hint = "use the dsn that `sqlguard task open` printed"

@@ -9,14 +9,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import trustme
-from end_to_end.wired import POLICY, Agent, Wired, wired_shop
+from end_to_end.serving import served
+from end_to_end.wired import POLICY, Wired, wired_shop
 from servers import fresh_database
 
 from sqlguard.embedded import EmbeddedServer
@@ -29,46 +30,6 @@ from sqlguard.postgres.policy_apply import apply_policy
 def world(server: EmbeddedServer) -> Iterator[Wired]:
     with fresh_database(server) as database, wired_shop(database) as made:
         yield made
-
-
-class Served:
-    """A `sqlguard serve` of its own."""
-
-    def __init__(self, world: Wired, folder: Path, *words: str) -> None:
-        self.port = free_port()
-        self.world = world
-        self.log = folder / "log"
-        self._stream = self.log.open("w")
-        command = [sys.executable, "-m", "sqlguard", "serve", "--dsn", world.database.owner_dsn]
-        command += ["--listen", f"127.0.0.1:{self.port}", *words]
-        self.process = subprocess.Popen(command, stderr=self._stream, cwd=folder)
-
-    def wait(self, agent: Agent) -> None:
-        for _ in range(200):
-            assert self.process.poll() is None, self.log.read_text()
-            with suppress(psycopg.OperationalError):
-                agent.connect(connect_timeout=2).close()
-                return
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text())
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        status = self.process.wait(timeout=30)
-        self._stream.close()
-        return status
-
-
-@contextmanager
-def served(world: Wired, folder: Path, *words: str) -> Iterator[tuple[Served, Agent]]:
-    running = Served(world, folder, *words)
-    agent = world.agent(port=running.port)
-    try:
-        running.wait(agent)
-        yield running, agent
-    finally:
-        running.end()
 
 
 def get(port: int, page: str) -> tuple[int, str]:
