@@ -432,11 +432,15 @@ CREATE FUNCTION sqlguard.rows_before(root oid, removed bigint, enough bigint, OU
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
         DECLARE
-            estimate double precision := coalesce(
-                (SELECT sum(c.reltuples) FROM pg_partition_tree(root) p JOIN pg_class c ON c.oid = p.relid WHERE p.isleaf),
-                (SELECT c.reltuples FROM pg_class c WHERE c.oid = root));
+            estimate double precision;
+            kind "char";
             live bigint;
         BEGIN
+            SELECT c.reltuples, c.relkind INTO estimate, kind FROM pg_class c WHERE c.oid = root;
+            IF kind = 'p' THEN
+                estimate := (SELECT sum(c.reltuples) FROM pg_partition_tree(root) p JOIN pg_class c ON c.oid = p.relid
+                             WHERE p.isleaf);
+            END IF;
             is_exact := estimate <= least(enough, 1000000);
             IF NOT is_exact THEN
                 n := estimate;
@@ -579,6 +583,16 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, steady jsonb DEFAULT N
                 'digest', sqlguard.change_digest(tx, only_action, steady, outside))::text;
             signed := sqlguard.signature(outcome);
             RETURN NEXT;
+        END
+    $$;
+
+-- The same for a run that ends here. With the caller's rights, see `force_constraints`.
+CREATE FUNCTION sqlguard.forced_outcome(only_action bigint, steady jsonb, OUT outcome text, OUT signed text)
+    LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            PERFORM sqlguard.force_constraints();
+            SELECT o.outcome, o.signed INTO outcome, signed FROM sqlguard.plan_outcome(only_action, steady) o;
         END
     $$;
 
@@ -880,7 +894,8 @@ REVOKE ALL ON FUNCTION
     sqlguard.written_digest(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
     sqlguard.row_hash(text[], text[], text),
     sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint, boolean), sqlguard.weigh(bigint, boolean),
-    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.append_event(bigint, text, jsonb),
+    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.forced_outcome(bigint, jsonb),
+    sqlguard.append_event(bigint, text, jsonb),
     sqlguard.record_plan(jsonb, text, text, jsonb), sqlguard.approvers(bigint), sqlguard.plan_state(sqlguard.plan),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.is_approver(name),
     sqlguard.decide_plan(bigint, text, text, text), sqlguard.plan_document(sqlguard.plan), sqlguard.ticket(bigint),
@@ -888,7 +903,8 @@ REVOKE ALL ON FUNCTION
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.force_constraints(), sqlguard.begin_plan(), sqlguard.note_sequences(bigint), sqlguard.weigh(bigint, boolean),
-    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.record_plan(jsonb, text, text, jsonb),
+    sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.forced_outcome(bigint, jsonb),
+    sqlguard.record_plan(jsonb, text, text, jsonb),
     sqlguard.redeem_plan(bigint, text, bigint, bigint, jsonb), sqlguard.ticket(bigint), sqlguard.last_plan(),
     sqlguard.plan_statements(bigint)
     TO sqlguard_agent;

@@ -33,6 +33,8 @@ BEGIN = "SELECT sqlguard.begin_plan()"
 FORCE = "SELECT sqlguard.force_constraints()"
 #: Of one action, or the whole transaction, with what `plan.steady` says of it.
 OUTCOME = "SELECT * FROM sqlguard.plan_outcome(%s, %s::jsonb)"
+#: `FORCE`, and that of a run that ends here.
+FORCED = "SELECT * FROM sqlguard.forced_outcome(%s, %s::jsonb)"
 # Nothing was changed that a crash could make it miss: its commit need not wait for the disk, and what waits for it
 # (an approval) has it written too.
 _PREVIEWED = (
@@ -113,10 +115,10 @@ def affected(conn: Connection, action: int) -> tuple[Affected, ...]:
     return tuple(Affected(*row) for row in found)
 
 
-def outcome_text(action: int | None, known: str | None) -> str:
-    """Return the query for all that a plan says of a run; *known* as in `plan.steady`."""
-    text = sql.SQL("SELECT outcome, signed FROM sqlguard.plan_outcome({}, {}::jsonb)")
-    return text.format(sql.Literal(action), sql.Literal(known)).as_string()
+def outcome_text(action: int | None, known: str | None, *, forced: bool = False) -> str:
+    """Return the query for all that a plan says of a run (`OUTCOME` or `FORCED`); *known* as in `plan.steady`."""
+    text = (FORCED if forced else OUTCOME).replace("%s", "{}")
+    return sql.SQL(text).format(sql.Literal(action), sql.Literal(known)).as_string()
 
 
 def outcome(conn: Connection, action: int | None, steady: str | None) -> RunOutcome:

@@ -33,9 +33,8 @@ SAVEPOINT = "sqlguard_preview"
 
 async def preview(session: "AgentSession", decision: Decision, action: int) -> Expect:
     """Send one statement as a dry run and tell what came of it; the caller says ReadyForQuery."""
-    before, report, after = _around(session, decision, action)
-    then = [(FORCE, Part.SWALLOW), (report, Part.CAPTURE), *((text, Part.SWALLOW) for text in after)]
-    text, expect = around(decision, before, Part.HOLD, then)
+    before, after = _around(session, decision, action)
+    text, expect = around(decision, before, Part.HOLD, after)
     is_alone = not session.dry_block
     session.send_query(text, expect)
     await session.barrier()
@@ -84,12 +83,18 @@ async def _tell(
     session.client.write(plan_notice(report, action, plan, session.encoding) + held)
 
 
-def _around(session: "AgentSession", decision: Decision, action: int) -> tuple[list[str], str, list[str]]:
-    """Return what comes before the statement, the report, and what comes after it."""
+def _around(
+    session: "AgentSession", decision: Decision, action: int
+) -> tuple[list[str], list[tuple[str, Part]]]:
+    """Return what comes before the statement, and what comes after it: the report is captured."""
     if session.dry_block:
-        return [claim(action), *session.plans.begin()], changes(action), [note_text(action)]
-    report = outcome_text(decision, action)
+        report = [(FORCE, Part.SWALLOW), (changes(action), Part.CAPTURE), (note_text(action), Part.SWALLOW)]
+        return [claim(action), *session.plans.begin()], report
+    report = [(outcome_text(decision, action), Part.CAPTURE)]
     if not session.in_block:
-        return [WRITABLE, claim(action), BEGIN], report, ["ROLLBACK"]
+        return [WRITABLE, claim(action), BEGIN], [*report, ("ROLLBACK", Part.SWALLOW)]
     back = [f"ROLLBACK TO {SAVEPOINT}", f"RELEASE {SAVEPOINT}"]
-    return [f"SAVEPOINT {SAVEPOINT}", claim(action), BEGIN], report, back
+    return [f"SAVEPOINT {SAVEPOINT}", claim(action), BEGIN], [
+        *report,
+        *((text, Part.SWALLOW) for text in back),
+    ]

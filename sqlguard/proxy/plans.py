@@ -50,8 +50,8 @@ def weigh_text(action: int, *, share: bool) -> str:
 
 
 def outcome_text(decision: Decision, action: int) -> str:
-    """Return the query for all that a plan says of one statement's run."""
-    return plans.outcome_text(action, steady([(action, decision)]))
+    """Return the query for all that a plan says of one statement's run, which ends with it."""
+    return plans.outcome_text(action, steady([(action, decision)]), forced=True)
 
 
 def note_text(action: int) -> str:

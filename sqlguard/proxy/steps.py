@@ -348,11 +348,12 @@ class Steps(ABC):
         for text in session.plans.begin() if session.dry_block else (plans.BEGIN,):
             own.send(session, text)
         held = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
-        own.send(session, plans.FORCE)
-        is_part = session.dry_block
-        report = own.send(session, changes(action) if is_part else outcome_text(portal.decision, action))
-        if is_part:
+        if is_part := session.dry_block:
+            own.send(session, plans.FORCE)
+            report = own.send(session, changes(action))
             own.send(session, note_text(action))
+        else:
+            report = own.send(session, outcome_text(portal.decision, action))
         if savepoint:
             own.send(session, "ROLLBACK TO sqlguard_preview")
             own.send(session, "RELEASE sqlguard_preview")

@@ -172,6 +172,29 @@ def test_inside_a_block(world: World, db: sqlguard.GuardedConnection) -> None:
     assert db.execute(DELETE, [1], confidence=0.9).plan == plan
 
 
+def test_a_read_that_needs_an_approval_is_previewed_inside_a_block(
+    world: World, db: sqlguard.GuardedConnection
+) -> None:
+    text = "SELECT count(*) FROM generate_series(1, (SELECT max(id) FROM customers)) n"
+    db.execute("BEGIN")
+    db.execute("UPDATE customers SET name = 'kept' WHERE id = 9", confidence=0.9)
+    seen = db.preview(text, confidence=0.9)
+    assert (seen.verdict, seen.rows, seen.committed) == ("approve", (), False)
+    assert seen.plan is not None
+    assert seen.action is not None
+    # The block goes on, with what it has done before.
+    db.execute("UPDATE orders SET note = 'kept' WHERE id = 9", confidence=0.9)
+    assert db.execute("COMMIT").tag == "COMMIT"
+    assert world.value("SELECT count(*) FROM customers WHERE name = 'kept'") == 1
+    assert world.value("SELECT count(*) FROM orders WHERE note = 'kept'") == 1
+    assert show_action(world.owner, seen.action).action.outcome == "previewed"
+    plan = db.ticket(seen.plan)
+    assert (plan.state, plan.document["affected_rows"], plan.document["is_block"]) == ("open", 0, False)
+    world.approve_all(seen.plan)
+    assert db.execute(text, confidence=0.9).rows == ((60,),)
+    assert verify(world.owner).ok
+
+
 def test_plan_only(world: World) -> None:
     task = world.task(plan_only=True)
     name = "UPDATE customers SET name = 'staged' WHERE id = %s"

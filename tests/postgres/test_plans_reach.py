@@ -116,6 +116,29 @@ def test_a_trigger_that_writes_elsewhere(db: sqlguard.GuardedConnection) -> None
     assert {"table": "public.audit", "mode": "RowExclusiveLock"} in found["locks"]
 
 
+def test_what_a_trigger_takes_back_itself_is_not_announced(
+    shop: Database, db: sqlguard.GuardedConnection
+) -> None:
+    with shop.connect(shop.owner_dsn) as owner:
+        owner.execute(
+            """
+            CREATE FUNCTION tries() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+            BEGIN
+                INSERT INTO audit (what) VALUES ('tried');
+                RAISE 'no';
+            EXCEPTION WHEN raise_exception THEN
+                RETURN NULL;
+            END $$;
+            CREATE TRIGGER tries AFTER UPDATE ON customers FOR EACH ROW EXECUTE FUNCTION tries()
+            """
+        )
+    for text in (
+        "UPDATE customers SET name = 'x' WHERE id <= 3",
+        "UPDATE customers SET name = 'y' WHERE id <= 2",
+    ):
+        assert unguarded(previewed(db, text)) == {}
+
+
 def test_a_function_that_writes(db: sqlguard.GuardedConnection) -> None:
     found = previewed(db, "SELECT shift(3)")
     assert rows(found) == {"public.customers": ("update", 3, True)}
