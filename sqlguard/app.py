@@ -16,7 +16,7 @@ from sqlguard.janitor import Janitor
 from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import not_migrated
-from sqlguard.postgres.reconcile import reconcile
+from sqlguard.postgres.reconcile import Reconciler
 from sqlguard.proxy import workers
 from sqlguard.proxy.arrivals import rows, trusted_networks
 from sqlguard.proxy.census import Census
@@ -67,7 +67,8 @@ def serve(settings: Settings) -> None:
         if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
             raise not_migrated()
         # What a crash left without an end is settled before anything new begins.
-        settled = reconcile(conn)
+        reconciler = Reconciler()
+        settled = reconciler.run(conn)
     if settled:
         log.info("reconciled", actions=len(settled))
     with _unix_socket(settings) as listener:
@@ -77,10 +78,10 @@ def serve(settings: Settings) -> None:
             workers.run(
                 settings.workers,
                 lambda number: _work(settings, number, listener, siblings),
-                Janitor(settings.dsn),
+                Janitor(settings.dsn, reconciler=reconciler),
             )
         else:
-            with Janitor(settings.dsn):
+            with Janitor(settings.dsn, reconciler=reconciler):
                 _work(settings, 0, listener)
 
 

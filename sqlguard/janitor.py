@@ -1,5 +1,6 @@
 """
-The janitor: a thread that ends what is due, every second and whenever something expires, as long as it is needed.
+The janitor: a thread that ends what is due, every second and whenever something expires, as long as it is needed. It
+settles actions of which nobody has seen the end, too.
 
 It holds no state. Any number may run against one database; they take turns by an advisory lock, so when the
 one that works is killed, another one does the next pass.
@@ -8,6 +9,7 @@ one that works is killed, another one does the next pass.
 import threading
 from contextlib import suppress
 from datetime import datetime
+from time import monotonic
 from typing import Any, Self
 
 import psycopg
@@ -16,6 +18,7 @@ import structlog
 from sqlguard.errors import DatabaseUnavailable, SqlguardError
 from sqlguard.postgres import lock_room
 from sqlguard.postgres.connect import connect
+from sqlguard.postgres.reconcile import Reconciler
 from sqlguard.postgres.sweep import SweepReport as SweepReport
 from sqlguard.postgres.sweep import make_room, next_due
 from sqlguard.postgres.sweep import sweep as sweep
@@ -24,6 +27,8 @@ log = structlog.get_logger()
 #: Due tasks end within two seconds: nothing is waited for but their own moment, and those that were opened meanwhile
 #: are seen a second later at the latest.
 INTERVAL = 1.0
+#: Actions without an end are looked for so many seconds apart.
+_SETTLE_EVERY = 10.0
 #: Between attempts to reach a database that is away; the servers' own walls hold meanwhile (VALID UNTIL, expiry).
 _LONGEST_WAIT = 10.0
 
@@ -31,8 +36,10 @@ _LONGEST_WAIT = 10.0
 class Janitor:
     """Sweeps from `start` to `stop`; must be stopped by who started it."""
 
-    def __init__(self, dsn: str, interval: float = INTERVAL) -> None:
+    def __init__(self, dsn: str, interval: float = INTERVAL, reconciler: Reconciler | None = None) -> None:
         self._dsn = dsn
+        self._reconciler = reconciler or Reconciler()
+        self._settle_at = 0.0
         self._interval = interval
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -79,6 +86,7 @@ class Janitor:
             wait = self._interval
             try:
                 _report(sweep(conn, database_time(conn)))
+                self._settle(conn)
                 wait = _until(next_due(conn), self._interval)
             except psycopg.errors.OutOfMemory:
                 lock_room.give_back(conn)
@@ -88,6 +96,14 @@ class Janitor:
             except SqlguardError as fault:
                 log.warning("janitor can't work", error=fault.message, hint=fault.hint)
             self._stopping.wait(wait)
+
+    def _settle(self, conn: psycopg.Connection[Any]) -> None:
+        if monotonic() < self._settle_at:
+            return
+        settled = self._reconciler.run(conn)
+        self._settle_at = monotonic() + min(_SETTLE_EVERY, 10 * self._interval)
+        if settled:
+            log.info("reconciled", actions=len(settled))
 
 
 def _until(due: float | None, interval: float) -> float:
