@@ -71,17 +71,22 @@ class Servers:
             with in_memory():
                 server = EmbeddedServer.start(require_bindir(version), settings=SETTINGS)
             self._running[version] = server
-            with psycopg.connect(server.dsn(), autocommit=True) as conn:
-                conn.execute(
-                    sql.SQL("CREATE ROLE {} LOGIN CREATEROLE PASSWORD {}").format(
-                        sql.Identifier(OWNER), OWNER_PASSWORD
-                    )
-                )
+            make_owner(server)
         return self._running[version]
 
     def stop(self) -> None:
         while self._running:
             self._running.popitem()[1].stop()
+
+
+def make_owner(server: EmbeddedServer) -> None:
+    """Make the owner of test databases, who is no superuser."""
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        conn.execute(
+            sql.SQL("CREATE ROLE {} LOGIN CREATEROLE PASSWORD {}").format(
+                sql.Identifier(OWNER), OWNER_PASSWORD
+            )
+        )
 
 
 @dataclass

@@ -9,17 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 import servers
+from end_to_end.chaos_load import loaded, value, waited
 from end_to_end.raw import raw
-from end_to_end.wired import Agent, Wired, wired_shop
+from end_to_end.wired import Wired, wired_shop
 from servers import Servers, fresh_database
 
 from sqlguard.embedded import EmbeddedServer
@@ -27,10 +25,6 @@ from sqlguard.wire.messages import Query
 
 pytestmark = pytest.mark.slow
 
-WRITERS = 4
-#: What PostgreSQL says when it ends a session or is not there, and what we say when the journal is not; None: it
-#: only closed the connection.
-OF_THE_KIND = {None, "57P01", "57P02", "57P03", "58030", "08006", "08001", "08000"}
 LOST = "SQLGUARD_TEST_LOST_PACKETS"
 
 
@@ -48,74 +42,6 @@ def world(server: EmbeddedServer) -> Iterator[Wired]:
         own.stop()
 
 
-class Writer(threading.Thread):
-    """Inserts numbers of its own, one by one, and comes back whenever it is thrown out."""
-
-    def __init__(self, agent: Agent, first: int) -> None:
-        super().__init__()
-        self._agent = agent
-        self._next = first
-        self.acknowledged: list[int] = []
-        self.states: list[str | None] = []
-        self.done = threading.Event()
-        self.wrong: list[Exception] = []
-
-    def run(self) -> None:
-        while not self.done.is_set():
-            try:
-                with self._agent.connect(connect_timeout=20) as conn:
-                    while not self.done.is_set():
-                        self._next += 1
-                        conn.execute("INSERT INTO plain (id) VALUES (%s)", [self._next])
-                        self.acknowledged.append(self._next)
-            except psycopg.OperationalError as fault:
-                self.states.append(fault.sqlstate)
-                time.sleep(0.05)
-            except Exception as fault:
-                self.wrong.append(fault)
-                return
-
-
-@contextmanager
-def writing(world: Wired) -> Iterator[list[Writer]]:
-    """Writers at work; behind the block all of them have to be again, and nothing may be lost."""
-    agents = [world.agent() for _ in range(WRITERS)]
-    first = int(value(world, "SELECT coalesce(max(id), 0) FROM plain")) + 1_000_000
-    writers = [Writer(agent, first + n * 1_000_000) for n, agent in enumerate(agents)]
-    for writer in writers:
-        writer.start()
-    try:
-        waited(lambda: all(w.acknowledged for w in writers))
-        yield writers
-        before = [len(w.acknowledged) for w in writers]
-        waited(
-            lambda: all(len(w.acknowledged) > n + 3 or w.wrong for w, n in zip(writers, before, strict=True))
-        )
-    finally:
-        for writer in writers:
-            writer.done.set()
-        for writer in writers:
-            writer.join(60)
-    assert [w.wrong for w in writers] == [[] for _ in writers]
-    with psycopg.connect(world.database.dsn) as conn:
-        there = {row[0] for row in conn.execute("SELECT id FROM plain")}
-    assert {n for w in writers for n in w.acknowledged} <= there
-    assert {state for w in writers for state in w.states} <= OF_THE_KIND
-
-
-def waited(holds: Callable[[], bool], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not come back"
-        time.sleep(0.05)
-
-
-def value(world: Wired, text: str) -> object:
-    with psycopg.connect(world.database.dsn) as conn:
-        row = conn.execute(text.encode()).fetchone()
-    return row[0] if row else None
-
-
 def processes(world: Wired) -> list[int]:
     """The server's processes, its first one before the others."""
     first = int((world.database.server.data_dir / "postmaster.pid").read_text().split()[0])
@@ -126,7 +52,7 @@ def processes(world: Wired) -> list[int]:
 
 
 def test_backends_are_killed(world: Wired) -> None:
-    with writing(world) as writers:
+    with loaded(world) as writers:
         for _ in range(20):
             value(
                 world,
@@ -139,7 +65,7 @@ def test_backends_are_killed(world: Wired) -> None:
 
 def test_the_operators_own_connections_are_killed(world: Wired) -> None:
     """Journal and control plane are gone for a moment; who writes just then hears of it, the sessions stay."""
-    with writing(world):
+    with loaded(world):
         for _ in range(5):
             value(
                 world,
@@ -151,7 +77,7 @@ def test_the_operators_own_connections_are_killed(world: Wired) -> None:
 
 
 def test_the_server_stands_still(world: Wired) -> None:
-    with writing(world):
+    with loaded(world):
         stopped = processes(world)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -164,7 +90,7 @@ def test_the_server_stands_still(world: Wired) -> None:
 
 def test_the_server_crashes(world: Wired) -> None:
     """A killed process has PostgreSQL end all sessions and recover."""
-    with writing(world) as writers:
+    with loaded(world) as writers:
         for _ in range(2):
             pid = value(world, "SELECT pid FROM pg_stat_activity WHERE usename LIKE 'sg\\_tk\\_%' LIMIT 1")
             assert isinstance(pid, int)
@@ -175,7 +101,7 @@ def test_the_server_crashes(world: Wired) -> None:
 
 
 def test_a_client_that_does_not_read(world: Wired) -> None:
-    with writing(world) as writers, raw(world.agent()) as client:
+    with loaded(world) as writers, raw(world.agent()) as client:
         client.send(Query(b"SELECT repeat('y', 1000) FROM generate_series(1, 100000)"))
         before = sum(len(w.acknowledged) for w in writers)
         waited(lambda: sum(len(w.acknowledged) for w in writers) > before + 50)
@@ -184,7 +110,7 @@ def test_a_client_that_does_not_read(world: Wired) -> None:
 @pytest.mark.skipif(LOST not in os.environ, reason="only by test_packets_are_lost")
 def test_inside_a_network_of_its_own(world: Wired) -> None:
     """Runs where nobody else hears of it when the loopback interface goes down: every packet is lost then."""
-    with writing(world):
+    with loaded(world):
         for _ in range(3):
             for state in ("down", "up"):
                 subprocess.run(["ip", "link", "set", "lo", state], check=True)

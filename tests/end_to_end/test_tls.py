@@ -18,8 +18,7 @@ from end_to_end.fuzzing import startup
 from end_to_end.inprocess import proxy
 from end_to_end.raw import Raw
 from end_to_end.wired import Agent, Wired, wired_shop
-from psycopg import sql
-from servers import OWNER, OWNER_PASSWORD, SETTINGS, Database, create
+from servers import SETTINGS, Database, create, make_owner
 
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.embedded.binaries import find_bindir
@@ -198,12 +197,7 @@ def tls_server(papers: dict[str, Path]) -> Iterator[EmbeddedServer]:
     with EmbeddedServer.start(
         bindir, ssl=(papers["here.pem"], papers["here.key"]), settings=SETTINGS
     ) as made:
-        with psycopg.connect(made.dsn(), autocommit=True) as conn:
-            conn.execute(
-                sql.SQL("CREATE ROLE {} LOGIN CREATEROLE PASSWORD {}").format(
-                    sql.Identifier(OWNER), OWNER_PASSWORD
-                )
-            )
+        make_owner(made)
         yield made
 
 
