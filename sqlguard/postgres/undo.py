@@ -175,6 +175,8 @@ class Run:
         run = Statements(self.conn, Mode(own[0], force=self.on_conflict == "force", careful=careful))
         undo_id = self._next("sqlguard.undo_id_seq")
         self._quiet(on=False)
+        if self.on_conflict != "force":
+            find_between(run, sets, self._tables, self._images)
         self._all(run, works, undo_id, total=sum(s.rows for s in sets))
         if self.on_conflict != "stop" and (
             found := [o for w in works for o in children_of_left_parents(run, w)]
@@ -244,8 +246,6 @@ class Run:
         find_removed(self.conn, [s.id for s in sets])
         with self.conn.cursor() as cursor:
             cursor.executemany("INSERT INTO pg_temp.sqlguard_conflict VALUES (%s, %s, %s)", self._orphans)
-        if self.on_conflict != "force":
-            find_between(self.conn, sets)
         works = []
         for one in ordered(sets, references):
             target = self._tables[one.relid]

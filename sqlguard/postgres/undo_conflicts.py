@@ -204,7 +204,7 @@ def left_over(run: Statements, work: Work, reason: str) -> None:
 
 
 def missing(run: Statements, work: Work, reason: str = "the row is gone") -> None:
-    """Rows of the set that are not there."""
+    """Rows of the set that are not there, nor have just been given their old keys."""
     run.run(
         work,
         """
@@ -212,6 +212,8 @@ def missing(run: Statements, work: Work, reason: str = "the row is gone") -> Non
         SELECT {old}, {src}.id, CASE WHEN p.key IS NULL THEN {reason} ELSE 'the row was purged' END
         FROM ({rows}) {src} LEFT JOIN ({purged}) p ON p.key = {src}.now_key
         WHERE NOT EXISTS (SELECT FROM {table} AS {row} WHERE {matches})
+          AND NOT EXISTS (SELECT FROM sqlguard.row_change r
+                          WHERE r.change_set_id = {new} AND r.key = {src}.now_key)
           AND NOT EXISTS (SELECT FROM sqlguard.row_change r
                           WHERE r.change_set_id = ANY ({inserted}) AND r.key = {src}.key)
         ON CONFLICT DO NOTHING

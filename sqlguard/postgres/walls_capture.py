@@ -2,10 +2,10 @@
 The capture function of one relation: PL/pgSQL made for its columns, because static SQL keeps its plans.
 
 Theory of operation. Statement triggers with transition tables run it once per statement of a task's session.
-PostgreSQL appends to the old and the new transition table in lockstep, so row n of one is row n of the other;
-that is used only where keys change or one statement both deletes and changes rows (MERGE), because joining
-by row number costs a plan of its own. Old-style inheritance runs it per row: there a parent's transition
-table has lost the columns of its children.
+PostgreSQL appends to the old and the new transition table in lockstep (AfterTriggerSaveEvent; MERGE and ON CONFLICT
+have tables of their own for each kind of change), so row n of one is row n of the other. A trigger that stops a row
+on its way to another partition would break that, so it is refused. Old-style inheritance runs the function per row:
+there a parent's transition table has lost the columns of its children.
 """
 
 import hashlib
@@ -28,10 +28,12 @@ PINNED = (
     ("lc_monetary", "C"),
     ("quote_all_identifiers", "off"),
 )
-#: Sets of up to so many rows keep a hash of each new row.
-HASHED = 1000
 #: Of so many rows the keys are compared in memory.
 MANY = 100_000
+#: Of so many rows the hashes are (eight bytes each); more are brought together by a join, which goes to disk.
+HASHED = 1_000_000
+#: More deleted rows that are their own images have their keys kept by the thousand.
+SINGLE = 1000
 # A table may have a column of any name, so the whole row is `("sg row".*)::text`, never `"sg row"::text`.
 ROW = sql.SQL('"sg row"')
 
@@ -57,13 +59,12 @@ _KEEP = sql.SQL("""
                                      {columns}, shape, {nested});
     END IF;""")
 
-# The rows of a set; those of small sets with a hash of what the change made of them. A hash costs as much as an
-# image, so large sets do without, and an undo says so.
+# The rows of a set, with a hash of what the change made of each: so an undo sees who was at a row in between.
 _ROWS = sql.SQL("""
     INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM {source} {row};""")
 # A deleted row that is its own image needs its key alone: many of them are kept by the thousand, see 0001_tables.sql.
 _ROWS_MARKED = sql.SQL("""
-    IF total > {few} AND shape = {shape} AND NOT sqlguard.rows_may_change(TG_RELID) THEN
+    IF total > {single} AND shape = {shape} AND NOT sqlguard.rows_may_change(TG_RELID) THEN
         INSERT INTO sqlguard.row_change (change_set_id, id, chunk)
             SELECT change, -k.n, array_agg(k.key)
             FROM (SELECT (row_number() OVER () - 1) / 1000 AS n, ({key})::text AS key FROM sg_old {row}) k
@@ -73,17 +74,18 @@ _ROWS_MARKED = sql.SQL("""
     END IF;""")
 _ROWS_MADE = sql.SQL("""
     INSERT INTO sqlguard.row_change (change_set_id, key, after)
-        SELECT change, {key}, CASE WHEN total <= {few} THEN hashtextextended({whole}, 0) END FROM sg_new {row};""")
-# Old and new rows are brought together by their places in two arrays: a join would need a plan of its own.
+        SELECT change, {key}, hashtextextended({image}, 0) FROM sg_new {row};""")
+# Old and new rows are brought together by their places: a join would need a plan of its own.
 _ROWS_CHANGED = sql.SQL("""
-    IF total <= {few} THEN
-        INSERT INTO sqlguard.row_change (change_set_id, key, before, after)
-            SELECT change, u.key::text[], u.image, u.after
-            FROM unnest((SELECT array_agg({key}::text) FROM sg_old {row}),
-                        (SELECT array_agg({image}) FROM sg_old {row}),
-                        (SELECT array_agg(hashtextextended({whole}, 0)) FROM sg_new {row})) AS u (key, image, after);
+    IF total <= {hashed} THEN
+        DECLARE
+            hashes bigint[] := (SELECT array_agg(hashtextextended({image}, 0)) FROM sg_new {row});
+        BEGIN
+            INSERT INTO sqlguard.row_change (change_set_id, key, before, after)
+                SELECT change, {key}, {image}, hashes[row_number() OVER ()] FROM sg_old {row};
+        END;
     ELSE
-        INSERT INTO sqlguard.row_change (change_set_id, key, before) SELECT change, {key}, {image} FROM sg_old {row};
+        EXECUTE {pair_same} USING change;
     END IF;""")
 
 # What agents do most. Its two rows belong together, so the row that is kept tells whether the key has changed.
@@ -128,8 +130,14 @@ _INSERT_CHECK = sql.SQL("""
 
 _COUNT = sql.SQL("""
     SELECT count(*) INTO total FROM sg_new;""")
+# Rows without a key are undone by what became of each.
 _COUNT_OLD = sql.SQL("""
-    SELECT count(*) INTO total FROM sg_old;""")
+    SELECT count(*) INTO total FROM sg_old;{none_lost}""")
+_NONE_LOST = sql.SQL("""
+    IF (SELECT count(*) FROM sg_old) <> (SELECT count(*) FROM sg_new) THEN
+        RAISE EXCEPTION 'rows of `%.%` got lost on their way to another partition', TG_TABLE_SCHEMA,
+            TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'change the rows one partition at a time';
+    END IF;""")
 _SOFT = sql.SQL("""
     SELECT count(*), count(*) FILTER (WHERE n.deleted_at = statement_timestamp()) INTO total, marked FROM sg_new n;
     IF marked > 0 THEN
@@ -177,11 +185,7 @@ _SOFT = sql.SQL("""
 _PAIRS = sql.SQL("""
     IF (total > {many} OR (SELECT array_agg({whole_key}) FROM sg_old {row})
             IS DISTINCT FROM (SELECT array_agg({whole_key}) FROM sg_new {row}))
-        AND EXISTS (SELECT {plain} FROM sg_old {row} EXCEPT SELECT {plain} FROM sg_new {row}) THEN
-        IF (SELECT count(*) FROM sg_old) <> (SELECT count(*) FROM sg_new) THEN
-            RAISE EXCEPTION 'rows of `%.%` got lost on their way to another partition', TG_TABLE_SCHEMA,
-                TG_TABLE_NAME USING ERRCODE = 'SG002', HINT = 'change the rows one partition at a time';
-        END IF;
+        AND EXISTS (SELECT {plain} FROM sg_old {row} EXCEPT SELECT {plain} FROM sg_new {row}) THEN{none_lost}
         EXECUTE {pair_all} USING change;
         GET DIAGNOSTICS total = ROW_COUNT;
         PERFORM sqlguard.note_change(change, TG_RELID, {root}, TG_TABLE_SCHEMA, TG_TABLE_NAME, 'rekey', total,
@@ -192,8 +196,7 @@ _PAIRS = sql.SQL("""
 _PAIR = sql.SQL("""INSERT INTO sqlguard.row_change (change_set_id, key, new_key, before, after)
     SELECT $1, o.key, {new_key}, {before}, {after}
     FROM (SELECT row_number() OVER () AS i, {key} AS key, ({row}.*)::text AS image, {mark} AS at FROM sg_old {row}) o
-    JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at,
-                 CASE WHEN (SELECT count(*) <= {few} FROM sg_new) THEN hashtextextended(({row}.*)::text, 0) END AS hash
+    JOIN (SELECT row_number() OVER () AS i, {key} AS key, {mark} AS at, hashtextextended(({row}.*)::text, 0) AS hash
           FROM sg_new {row}) n USING (i)
     WHERE {which}""")
 
@@ -232,26 +235,31 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
     shape: int,
     partitioned: bool,
 ) -> str:
+    key = _key(keys, ROW)
     parts = parts | {
         "row": ROW,
-        "key": _key(keys, ROW),
+        "key": key,
         "shape": sql.Literal(shape),
         "plain": sql.SQL(", ").join(_columns(keys, ROW)),
         "whole_key": _whole(keys, ROW),
         "many": sql.Literal(MANY),
+        "hashed": sql.Literal(HASHED),
+        "single": sql.Literal(SINGLE),
+        "none_lost": _NONE_LOST,
+        "pair_same": _pair(conn, key, "same", soft=soft, keyed=bool(keys)),
     }
     # In parentheses and with a star, because a column may be called `text`.
     image = sql.SQL("({}.*)::text").format(ROW)
     more: dict[str, sql.Composable] = {
         "keep_soft": _keep(parts, "soft_delete", _image(keys, image, shape), keyed=bool(keys)),
-        "pair_soft": _pair(conn, parts, "soft", soft=soft, keyed=bool(keys)),
-        "pair_rest": _pair(conn, parts, "rest", soft=soft, keyed=bool(keys)),
-        "pair_all": _pair(conn, parts, "all", soft=soft, keyed=bool(keys)),
+        "pair_soft": _pair(conn, key, "soft", soft=soft, keyed=bool(keys)),
+        "pair_rest": _pair(conn, key, "rest", soft=soft, keyed=bool(keys)),
+        "pair_all": _pair(conn, key, "all", soft=soft, keyed=bool(keys)),
     }
     nothing = sql.SQL("")
     return _STATEMENT.format(
         **parts,
-        keep_insert=_keep(parts, "insert", sql.SQL("NULL")),
+        keep_insert=_keep(parts, "insert", image),
         keep_delete=_keep(parts, "delete", image),
         keep_update=_keep(parts, "update", image),
         insert_check=_INSERT_CHECK if soft else nothing,
@@ -260,7 +268,9 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
         soft=_SOFT.format(**parts, **more) if soft else _COUNT,
         one=_one(parts, keys) if keys and not partitioned else nothing,
         # A row that went to another partition may be missing among the new ones.
-        pairs=_PAIRS.format(**parts, **more) if keys else _COUNT_OLD,
+        pairs=_PAIRS.format(**parts, **more)
+        if keys
+        else _COUNT_OLD.format(none_lost=_NONE_LOST if partitioned else nothing),
     ).as_string(conn)
 
 
@@ -272,8 +282,6 @@ def _keep(
         **parts,
         source=sql.SQL("sg_old"),
         image=image,
-        few=sql.Literal(HASHED),
-        whole=sql.SQL("({}.*)::text").format(ROW),
     )
     return _judged(parts, sql.Literal(operation), rows, nested=operation == "soft_delete")
 
@@ -349,23 +357,21 @@ def _image(keys: Sequence[str], row: sql.Composable, shape: int) -> sql.Composab
 
 
 def _pair(
-    conn: psycopg.Connection[Any], parts: dict[str, sql.Composable], which: str, *, soft: bool, keyed: bool
+    conn: psycopg.Connection[Any], key: sql.Composable, which: str, *, soft: bool, keyed: bool
 ) -> sql.Composable:
-    """Return, as a literal, the statement that keeps pairs of old and new rows: `soft` deletes, `rest`, `all`."""
+    """
+    Return, as a literal, the statement that keeps pairs of old and new rows: `soft` deletes, the `rest`; or all,
+    where some keys change (`all`) and where none does (`same`).
+    """
     deleted = sql.SQL("o.at IS NULL AND n.at IS NOT DISTINCT FROM statement_timestamp()")
     changed = sql.SQL("CASE WHEN n.key IS DISTINCT FROM o.key THEN n.key END")
     statement = _PAIR.format(
-        key=parts["key"],
+        key=key,
         row=ROW,
         mark=sql.SQL("deleted_at") if soft else sql.SQL("NULL::timestamptz"),
-        new_key=sql.SQL("NULL") if which == "soft" else sql.SQL("n.key") if which == "all" else changed,
+        new_key={"all": sql.SQL("n.key"), "rest": changed}.get(which, sql.SQL("NULL")),
         before=sql.SQL("NULL") if which == "soft" and keyed else sql.SQL("o.image"),
         after=sql.SQL("NULL::bigint" if which == "soft" else "n.hash"),
-        few=sql.Literal(HASHED),
-        which=deleted
-        if which == "soft"
-        else sql.SQL("true")
-        if which == "all"
-        else sql.SQL("NOT ({})").format(deleted),
+        which={"soft": deleted, "rest": sql.SQL("NOT ({})").format(deleted)}.get(which, sql.SQL("true")),
     )
     return sql.Literal(statement.as_string(conn))
