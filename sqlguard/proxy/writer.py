@@ -2,8 +2,8 @@
 The journal's writer: commits what sessions want written, in groups.
 
 Whatever has queued up while the last commit was under way goes into the next one, so eight busy agents cost about
-as many commits as one. What must be on disk before a write runs is its intent alone: ends go along with the next
-intents, or, when none comes soon, without waiting for the disk.
+as many commits as one. What must be on disk before a write runs is its intent alone: ends do not wait for the disk.
+Nor does an intent wait for them: a few of them follow it, while the server is busy with what the intent was about.
 
 A group is one call on a connection that the event loop itself reads: a thread in between took longer than the
 server does. What goes wrong there, and the opening of connections, is left to a thread.
@@ -32,8 +32,10 @@ from sqlguard.proxy.metrics import Metrics
 log = structlog.get_logger()
 #: Intents in one commit: bounds the transaction, far above what eight clients can queue in one fsync.
 _GROUP = 256
-#: Seconds that ends wait for an intent to go along with: who writes again at once would have to wait for them first.
+#: Seconds that ends wait for an intent to follow: who writes again at once would have to wait for them first.
 _ENDS_WAIT = 0.01
+#: So many ends come along with an intent: to write them by themselves then takes longer.
+_ENDS_ALONG = 8
 #: A connection is opened again at most once per group: whoever waits can't wait for long.
 _ATTEMPTS = 2
 #: Seconds after which a group's connection is looked at unasked: libuv does not tell of a socket that was reset.
@@ -58,7 +60,8 @@ class _Event:
     detail: Mapping[str, Any]
 
 
-_Item = tuple[Intent, Waiter] | _Event
+_Wanted = tuple[Intent, Waiter]
+_Item = _Wanted | _Event
 
 
 class Writer:
@@ -67,7 +70,10 @@ class Writer:
     def __init__(self, dsn: str, metrics: Metrics) -> None:
         self._dsn = dsn
         self._metrics = metrics
-        self._queue: deque[_Item] = deque()
+        self._intents: deque[_Wanted] = deque()
+        self._ends: deque[_Event] = deque()
+        #: An intent has gone before the ends: the next group has them.
+        self._has_passed_ends = False
         self._conn: psycopg.Connection[Any] | None = None
         #: One thread: what it does while the loop ends is done before the last of it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlguard-journal")
@@ -92,7 +98,7 @@ class Writer:
         """Queue an intent; the result is its action id once it is committed."""
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
-        self._queue.append((intent, waiter))
+        self._intents.append((intent, waiter))
         if not self._group and not self._is_next:
             # At the end of this turn of the loop: who has sent something in it as well comes along.
             self._at(loop.call_soon(self._next))
@@ -100,12 +106,12 @@ class Writer:
         return waiter
 
     def event(self, action: int, kind: str, detail: Mapping[str, Any]) -> None:
-        self._queue.append(_Event(action, kind, detail))
+        self._ends.append(_Event(action, kind, detail))
         self._wait_for_intents()
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._intents) + len(self._ends)
 
     @property
     def lag(self) -> float:
@@ -140,7 +146,15 @@ class Writer:
             self._leave_to_a_thread()
 
     def _take(self) -> list[_Item]:
-        return [self._queue.popleft() for _ in range(min(_GROUP, len(self._queue)))]
+        """Return what the next group has: intents first, because somebody waits for them."""
+        intents, ends = self._intents, self._ends
+        group: list[_Item] = [intents.popleft() for _ in range(min(_GROUP, len(intents)))]
+        self._has_passed_ends = bool(
+            group and ends and not self._has_passed_ends and len(ends) < _ENDS_ALONG
+        )
+        if not self._has_passed_ends:
+            group += [ends.popleft() for _ in range(min(_GROUP, len(ends)))]
+        return group
 
     def _send(self) -> bool:
         """Send the group; False if there is no connection for it. Raises psycopg.Error."""
@@ -204,9 +218,9 @@ class Writer:
         if self._since is not None:
             self._metrics.journal.observe(monotonic() - self._since)
         self._since, self._group = None, []
-        if any(isinstance(item, tuple) for item in self._queue):
+        if self._intents or self._has_passed_ends:
             self._next()
-        elif self._queue:
+        elif self._ends:
             self._wait_for_intents()
 
     def _leave_to_a_thread(self) -> None:
@@ -228,7 +242,7 @@ class Writer:
             # What is under way is answered; nobody is left to be told.
             while self._group and self._conn is not None and self._conn.pgconn.get_result() is not None:
                 pass
-        while self._queue:
+        while self.waiting:
             self._group = self._take()
             self._write_group()
         if self._conn is not None:
