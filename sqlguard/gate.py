@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from sqlguard.annotation import Annotation
 from sqlguard.errors import (
@@ -32,6 +33,7 @@ from sqlguard.rewrite.copy_in import staged
 from sqlguard.rewrite.count import Count, counting
 from sqlguard.rewrite.steady import steady
 from sqlguard.statement import analyse
+from sqlguard.statement.ending import ending, ends_so, with_number
 from sqlguard.statement.model import Kind, Relation, Session, Statement
 from sqlguard.statement.text import SyntaxFault
 from sqlguard.steps import answers_text
@@ -69,6 +71,8 @@ class Gate:
 
     context: Context
     _cache: OrderedDict[object, tuple[Decision, ...]] = field(default_factory=OrderedDict, repr=False)
+    #: Decisions that hold for other texts as well, by what these begin with (`statement.ending`).
+    _beginnings: OrderedDict[object, Decision] = field(default_factory=OrderedDict, repr=False)
     hits: int = 0
     misses: int = 0
 
@@ -88,17 +92,56 @@ class Gate:
             self._cache.move_to_end(key)
             self.hits += 1
             return cached
+        decisions = self._alike(text, key)
+        if decisions is not None:
+            self.hits += 1
+            _keep(self._cache, key, decisions)
+            return decisions
         self.misses += 1
         decisions = self._decide(text, session)
         if len(text) <= _CACHED_TEXT and not any(is_session_bound(d.statement) for d in decisions):
-            self._cache[key] = decisions
-            if len(self._cache) > _CACHE_ENTRIES:
-                self._cache.popitem(last=False)
+            _keep(self._cache, key, decisions)
+            self._remember(text, key, decisions)
         return decisions
+
+    def _alike(self, text: str, key: tuple[object, ...]) -> tuple[Decision, ...] | None:
+        """Return what is decided of *text* if it differs in its last number only from what was decided before."""
+        found = ending(text)
+        if found is None:
+            return None
+        before, number = found
+        place = (before, *key[1:])
+        known = self._beginnings.get(place)
+        if known is None:
+            return None
+        self._beginnings.move_to_end(place)
+        statement = with_number(known.statement, text, number)
+        # What is made of the statement later is made of this one.
+        return (
+            replace(
+                known,
+                statement=statement,
+                text=text,
+                counting=partial(self._count, statement),
+                steadying=partial(steady, statement, self.context.catalog),
+            ),
+        )
+
+    def _remember(self, text: str, key: tuple[object, ...], decisions: tuple[Decision, ...]) -> None:
+        """Remember a decision for texts that are alike: none that is rewritten, because its text is another's then."""
+        found = ending(text)
+        if found is None or len(decisions) != 1:
+            return
+        (decision,) = decisions
+        if not decision.allowed or decision.rewritten or decision.text != text or decision.answers:
+            return
+        if ends_so(decision.statement, found[0]):
+            _keep(self._beginnings, (found[0], *key[1:]), decision)
 
     def forget(self) -> None:
         """Empty the cache."""
         self._cache.clear()
+        self._beginnings.clear()
 
     def _decide(self, text: str, session: Session) -> tuple[Decision, ...]:
         try:
@@ -195,6 +238,15 @@ class Gate:
             rewritten=True,
             position=_nowhere,
         )
+
+
+_V = TypeVar("_V")
+
+
+def _keep(entries: OrderedDict[object, _V], key: object, value: _V) -> None:
+    entries[key] = value
+    if len(entries) > _CACHE_ENTRIES:
+        entries.popitem(last=False)
 
 
 def is_session_bound(statement: Statement) -> bool:

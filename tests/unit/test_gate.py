@@ -154,3 +154,68 @@ def test_a_block_is_opened_for_writing_unless_the_client_says_otherwise(
     gate: Gate, text: str, expected: str
 ) -> None:
     assert gates.begin_text(gate.decide(text, Session())[0]) == expected
+
+
+# --- texts that end in a number
+
+ALIKE = (
+    "UPDATE orders SET total = 1 WHERE id = {}",
+    "update public.orders as o set total=2 where o.id={} ; ",
+    "UPDATE orders SET total = total + 1 WHERE total = {}",
+    "SELECT id, total FROM orders WHERE id = {}",
+    "SELECT total FROM orders WHERE id = {} /*idempotency_key='k{}', reason='a = 5'*/",
+    "UPDATE orders SET total = 7 /* = 3 */ WHERE id = {}\n/*\nreason='x'*/ ",
+)
+NOT_ALIKE = (
+    "DELETE FROM orders WHERE id = {}",  # rewritten
+    "SELECT * FROM orders WHERE id = {}",  # too
+    "UPDATE orders SET total = {}",
+    "UPDATE orders SET total = 5 WHERE {} = {}",
+    "UPDATE orders SET total = 5 WHERE id >= {}",
+    "UPDATE orders SET total = 5 WHERE id = - {}",
+    "UPDATE orders SET total = 5 WHERE id = 1 OR id = {}",
+    "UPDATE orders SET total = 5 WHERE id = 1 -- AND total = {}",
+    "UPDATE orders SET total = 5 WHERE id = 1 /* /* */ total = {}",
+    "UPDATE orders SET total = 5 WHERE id = {} /* a */ /* b */",
+    "UPDATE orders SET total = 5 WHERE id = {} /* a /* b */ c */",
+    "UPDATE orders SET total = 5 WHERE id = {}.5",
+    "UPDATE orders SET total = 5 WHERE id = 1{}0000000000",
+    "UPDATE orders SET total = 5 WHERE id = {} RETURNING id",
+    "SELECT id FROM orders WHERE id = {} LIMIT {}",
+    "EXPLAIN SELECT id FROM orders WHERE id = {}",
+    "SELECT id FROM orders WHERE id = {}; SELECT id FROM orders WHERE id = {}",
+    "UPDATE orders SET total = 5 WHERE id = {} \u00e9",
+)
+
+
+@pytest.mark.parametrize("form", [*ALIKE, *NOT_ALIKE])
+def test_what_is_decided_of_a_number_is_decided_of_another(gate: Gate, form: str) -> None:
+    for number in ("3", "4", "123456789", "03", "1234567890"):
+        text = form.format(*[number] * form.count("{}"))
+        known = gate.hits
+        found = gate.decide(text, Session())
+        is_alike = form in ALIKE and number in ("4", "123456789")
+        assert gate.hits - known == is_alike
+        (decision, *more), (other, *others) = found, Gate(gate.context).decide(text, Session())
+        assert len(more) == len(others)
+        assert decision.statement == other.statement
+        assert (decision.verdict, decision.text, decision.answers) == (
+            other.verdict,
+            other.text,
+            other.answers,
+        )
+        assert (decision.count, decision.steady) == (other.count, other.steady)
+        assert gate.decide(text, Session()) is found
+
+
+def test_a_number_is_remembered_for_what_the_session_was(gate: Gate) -> None:
+    gate.decide("UPDATE orders SET total = 1 WHERE id = 1", Session())
+    elsewhere = Session(search_path=("other",))
+    assert (
+        gate.decide("UPDATE orders SET total = 1 WHERE id = 2", elsewhere)[0].statement.writes[0].table.oid
+        == 0
+    )
+    gate.forget()
+    known = gate.hits
+    gate.decide("UPDATE orders SET total = 1 WHERE id = 3", Session())
+    assert gate.hits == known
