@@ -469,9 +469,29 @@ CREATE FUNCTION sqlguard.record_group(intents jsonb, events jsonb) RETURNS bigin
             ids bigint[] := array_fill(NULL::bigint, ARRAY[jsonb_array_length(intents)]);
             numbers bigint[];
             one record;
+            entry jsonb := intents -> 0;
+            owner text := entry ->> 'task_id';
+            listed jsonb[];
         BEGIN
             IF cardinality(ids) = 0 THEN
                 PERFORM set_config('synchronous_commit', 'off', true);
+            END IF;
+            -- Most groups are of intents of one task or of one end: there is nothing to sort, which takes a query.
+            IF events = '[]' THEN
+                FOR n IN 1 .. cardinality(ids) LOOP
+                    EXIT WHEN entry ->> 'task_id' IS DISTINCT FROM owner;
+                    listed := listed || entry;
+                    entry := intents -> n;
+                END LOOP;
+                IF owner IS NOT NULL AND cardinality(listed) = cardinality(ids) THEN
+                    RETURN sqlguard.add_entries(owner, listed, NULL);
+                END IF;
+            ELSIF intents = '[]' AND jsonb_array_length(events) = 1 THEN
+                owner := (SELECT x.task_id FROM sqlguard.action x WHERE x.id = (events -> 0 ->> 'action')::bigint);
+                IF owner IS NOT NULL THEN
+                    PERFORM sqlguard.add_entries(owner, NULL, ARRAY[events -> 0]);
+                    RETURN ids;
+                END IF;
             END IF;
             -- Tasks are locked in one order everywhere, or two groups could wait for each other. An action's task is looked
             -- up one by one: the planner, which does not know how few there are, would join with all of the journal.
