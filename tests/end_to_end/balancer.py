@@ -3,8 +3,9 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import cycle
 
 CLIENT = "203.0.113.9"
 V1 = f"PROXY TCP4 {CLIENT} 192.0.2.1 40000 6543\r\n".encode()
@@ -15,10 +16,10 @@ HEADERS = (V1, V2, LOCAL, b"PROXY UNKNOWN\r\n")
 
 
 class Balancer:
-    """Forwards what comes to *target*, *header* first, in pieces of so many bytes or all at once."""
+    """Forwards what comes to *targets* in turn, *header* first, in pieces of so many bytes or all at once."""
 
-    def __init__(self, target: int, header: bytes, pieces: int) -> None:
-        self._target, self._header, self._step = target, header, pieces or max(1, len(header))
+    def __init__(self, targets: Sequence[int], header: bytes, pieces: int) -> None:
+        self._targets, self._header, self._step = cycle(targets), header, pieces or max(1, len(header))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._sockets = [self._listener]
@@ -33,7 +34,7 @@ class Balancer:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(("127.0.0.1", next(self._targets)))
                 self._sockets += [client, server]
                 for at in range(0, len(self._header), self._step):
                     server.sendall(self._header[at : at + self._step])
@@ -63,8 +64,8 @@ def _shut(*ends: socket.socket) -> None:
 
 
 @contextmanager
-def balancer(target: int, header: bytes, pieces: int = 0) -> Iterator[int]:
-    made = Balancer(target, header, pieces)
+def balancer(target: int | Sequence[int], header: bytes = b"", pieces: int = 0) -> Iterator[int]:
+    made = Balancer([target] if isinstance(target, int) else target, header, pieces)
     try:
         yield made.port
     finally:

@@ -3,15 +3,18 @@
 import asyncio
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
+from end_to_end.certificates import issued, trusting
 from end_to_end.inprocess import proxy
 from end_to_end.wired import POLICY, Wired, wired_shop
 from servers import OWNER, fresh_database
@@ -25,6 +28,7 @@ from sqlguard.policy import parse_policy
 from sqlguard.postgres.observations import Observation, forget_observations, read_observations
 from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.proxy.sightings import Sightings
+from sqlguard.wire.messages import StartupMessage
 
 
 @pytest.fixture(scope="module")
@@ -256,3 +260,31 @@ def test_the_report_says_what_would_have_happened(watched: Watched) -> None:
     assert "forgotten" in run.output
     run = CliRunner().invoke(app, ["observe", "report", "--dsn", watched.world.database.owner_dsn])
     assert "nothing was observed" in run.output
+
+
+def test_tls_from_the_first_byte(world: Wired, tmp_path: Path) -> None:
+    if psycopg.pq.version() < 170000:
+        pytest.skip("libpq has sslnegotiation since 17")
+    with watching(world, **issued(tmp_path)) as watched:
+        options = {"sslmode": "require", "channel_binding": "disable"}
+        for negotiation in ("direct", "postgres"):
+            with watched.connect(sslnegotiation=negotiation, **options) as conn:
+                assert conn.pgconn.ssl_in_use
+                assert conn.execute("SELECT length(repeat('x', 100000)) AS direct").fetchone() == (100_000,)
+                conn.cancel_safe()
+                assert conn.execute("SELECT 1").fetchone() == (1,)
+        (seen,) = [o for o in watched.seen() if "direct" in o.sample]
+        assert (seen.verdict, seen.count) == ("allow", 2)
+        # As by the guarded way: who does not say what it speaks may be another protocol's client.
+        for protocols in ((), ("http/1.1",)):
+            with socket.create_connection(("127.0.0.1", watched.keywords["port"]), timeout=10) as plain:
+                assert not is_heard(plain, protocols)
+
+
+def is_heard(plain: socket.socket, protocols: tuple[str, ...]) -> bool:
+    try:
+        with trusting(*protocols).wrap_socket(plain) as client:
+            client.sendall(StartupMessage(3 << 16, ((b"user", OWNER.encode()),)).encode())
+            return client.recv(1) != b""
+    except (ssl.SSLError, ConnectionResetError):
+        return False

@@ -1,7 +1,8 @@
-"""Bounds on clients hold over all workers of a proxy together."""
+"""Several workers, several proxies: bounds on clients hold over all workers together, cancel requests come anywhere."""
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from end_to_end.balancer import balancer
+from end_to_end.inprocess import proxy
 from end_to_end.serving import Served, served
 from end_to_end.wired import Agent, Wired, wired_shop
 from servers import fresh_database
@@ -101,3 +104,18 @@ def test_connections_to_postgresql_are_divided_among_workers(world: Wired, tmp_p
 def test_too_few_for_all_workers_is_told_at_the_start(world: Wired) -> None:
     with pytest.raises(NotConfigured, match="too few for 3 workers"):
         check(Settings(dsn=world.database.owner_dsn, workers=3, max_backends=2))
+
+
+def test_a_cancel_that_comes_to_another_proxy(world: Wired) -> None:
+    """A balancer in front of several: the keys are PostgreSQL's own, so any of them can pass the request on."""
+    with (
+        proxy(world.database.owner_dsn) as other,
+        balancer((world.proxy.port, other.port)) as port,
+        world.agent(port=port).connect() as conn,
+    ):
+        timer = threading.Timer(0.5, conn.cancel_safe)
+        timer.start()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            conn.execute("SELECT count(*) FROM generate_series(1, 90000) a, generate_series(1, 90000) b")
+        timer.join()
+        assert conn.execute("SELECT 1").fetchone() == (1,)
