@@ -587,10 +587,13 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10, only_a
             readable text;
             same text;
             shows_key boolean;
+            shows_all boolean;
             scope text;
             kept record;
             picture text;
             shown text;
+            image text;
+            query text;
         BEGIN
             SELECT l.task_id AS task, to_regrole(quote_ident(l.group_role))::oid AS team INTO own
                 FROM sqlguard.lease l WHERE l.role = session_user;
@@ -604,8 +607,8 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10, only_a
                 SELECT string_agg(format('"sg row".%I', a.attname), ', ') FILTER (WHERE a.is_readable),
                        string_agg(format('"sg row".%I = (r.key::text[])[%s]::%s', a.attname, a.place, a.type), ' AND ')
                            FILTER (WHERE a.place > 0),
-                       bool_and(a.is_readable) FILTER (WHERE a.place > 0)
-                    INTO readable, same, shows_key
+                       bool_and(a.is_readable) FILTER (WHERE a.place > 0), bool_and(a.is_readable)
+                    INTO readable, same, shows_key, shows_all
                     FROM (SELECT t.attname, array_position(c.key_columns, t.attname::text) AS place,
                                  format_type(t.atttypid, t.atttypmod) AS type,
                                  has_column_privilege(session_user, c.relid, t.attnum, 'SELECT') AS is_readable
@@ -620,20 +623,27 @@ CREATE FUNCTION sqlguard.transaction_samples(max_rows integer DEFAULT 10, only_a
                 SELECT array_agg(r.key::text) AS old_keys, array_agg(coalesce(r.new_key, r.key)::text) AS keys,
                        array_agg(r.before) AS images
                     INTO kept FROM (SELECT * FROM sqlguard.row_changes(c.id) LIMIT max_rows) r;
-                picture := format('(SELECT nullif(to_jsonb("sg seen".*), ''{}'') FROM (SELECT %s FROM ', readable);
-                shown := format(' AND %s LIMIT 1) AS "sg seen")', coalesce(scope, 'true'));
-                RETURN QUERY EXECUTE format(
-                    'SELECT $1, $2, $3, $4, q.key, q.before, q.after FROM ('
-                        'SELECT CASE WHEN $5 THEN to_jsonb(r.old_key::text[]) END AS key, %s AS before, %s AS after'
-                        ' FROM unnest($6, $7, $8) AS r (old_key, key, before) OFFSET 0) q'
-                    ' WHERE $9 OR q.before IS NOT NULL OR q.after IS NOT NULL',
-                    CASE WHEN array_remove(kept.images, NULL) = '{}' THEN 'NULL::jsonb'
-                        ELSE format('%sunnest(ARRAY[r.before::%s]) AS "sg row" WHERE r.before IS NOT NULL%s', picture,
-                                    c.relid::regclass, shown) END,
+                IF scope IS NULL AND shows_all THEN
+                    picture := '(SELECT to_jsonb("sg row".*) FROM ';
+                    shown := ' LIMIT 1)';
+                    image := format('to_jsonb(r.before::%s)', c.relid::regclass);
+                ELSE
+                    picture := format('(SELECT nullif(to_jsonb("sg seen".*), ''{}'') FROM (SELECT %s FROM ', readable);
+                    shown := format(' AND %s LIMIT 1) AS "sg seen")', coalesce(scope, 'true'));
+                    image := format('%sunnest(ARRAY[r.before::%s]) AS "sg row" WHERE r.before IS NOT NULL%s', picture,
+                                    c.relid::regclass, shown);
+                END IF;
+                query := format(
+                    'SELECT $1, $2, $3, $4, CASE WHEN $5 THEN to_jsonb(r.old_key::text[]) END, %s AS before, %s AS after'
+                    ' FROM unnest($6, $7, $8) AS r (old_key, key, before)',
+                    CASE WHEN array_remove(kept.images, NULL) = '{}' THEN 'NULL::jsonb' ELSE image END,
                     CASE WHEN c.op = 'delete' OR same IS NULL THEN 'NULL::jsonb'
-                        ELSE format('%s%s AS "sg row" WHERE %s%s', picture, c.relid::regclass, same, shown) END)
-                    USING c.action_id, c.schema_name, c.table_name, c.op, shows_key, kept.old_keys, kept.keys, kept.images,
-                          scope IS NULL;
+                        ELSE format('%s%s AS "sg row" WHERE %s%s', picture, c.relid::regclass, same, shown) END);
+                IF scope IS NOT NULL THEN
+                    query := format('SELECT * FROM (%s OFFSET 0) q WHERE q.before IS NOT NULL OR q.after IS NOT NULL', query);
+                END IF;
+                RETURN QUERY EXECUTE query
+                    USING c.action_id, c.schema_name, c.table_name, c.op, shows_key, kept.old_keys, kept.keys, kept.images;
             END LOOP;
         END
     $$;

@@ -68,3 +68,36 @@ def test_columns_that_the_task_may_not_read_are_not_in_a_sample(world: World) ->
     with conn.transaction():
         conn.execute("INSERT INTO app.parent VALUES (7, 7, 'mine')")
         assert rows(conn, SAMPLES, [5]) == [("parent", "insert", None, None, None)]
+
+
+@pytest.mark.parametrize("narrowed", ["", "columns", "rows", "columns and rows"])
+def test_columns_of_any_name_are_shown_and_no_row_outside_the_scope(world: World, narrowed: str) -> None:
+    world.op.execute(
+        """
+        CREATE TABLE app.odd (id int PRIMARY KEY, "key" text, "before" text, r text, "sg row" text, "50%" text, h text);
+        INSERT INTO app.odd VALUES (1, 'k', 'b', 'r', 's', '%s', 'h'), (2, 'k', 'b', 'r', 's', 'other', 'h');
+        CREATE FUNCTION app.changes() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$ UPDATE app.odd SET "before" = 'B' $$
+        """
+    )
+    world.grant()
+    world.guard("app.odd")
+    if "columns" in narrowed:
+        world.op.execute(
+            "REVOKE SELECT ON app.odd FROM sg_po_tester_1;"
+            ' GRANT SELECT (id, "key", "before", r, "sg row", "50%") ON app.odd TO sg_po_tester_1'
+        )
+    if "rows" in narrowed:
+        world.op.execute(
+            "ALTER TABLE app.odd ENABLE ROW LEVEL SECURITY;"
+            """CREATE POLICY scope ON app.odd TO sg_po_tester_1 USING ("50%" LIKE '\\%%')"""
+        )
+    conn = world.task("t").conn
+    row = {"id": 1, "key": "k", "before": "b", "r": "r", "sg row": "s", "50%": "%s"}
+    row |= {} if "columns" in narrowed else {"h": "h"}
+    wanted = [("odd", "update", ["1"], row, row | {"before": "B"})]
+    if "rows" not in narrowed:
+        other = row | {"id": 2, "50%": "other"}
+        wanted.append(("odd", "update", ["2"], other, other | {"before": "B"}))
+    with conn.transaction():
+        conn.execute("SELECT app.changes()")
+        assert sorted(rows(conn, SAMPLES, [5]), key=lambda found: str(found[2])) == wanted
