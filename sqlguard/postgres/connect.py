@@ -17,6 +17,14 @@ from sqlguard.task import ROLE_PREFIX
 APPLICATION_NAME = "sqlguard"
 #: The first half of all advisory locks of ours, the bytes of "sqlg": an agent's session that takes one is ended.
 OWN_LOCKS = 0x73716C67
+#: A server that is gone without a word is noticed within two minutes, whether something was sent to it or not: whoever
+#: waits for the operator's answer would wait for the system's quarter of an hour, or for ever.
+KEEP_ALIVE: dict[str, Any] = {
+    "keepalives_idle": 60,
+    "keepalives_interval": 15,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}
 #: Schemas of the path in which agents may create: a function there that fits our arguments better than the one of
 #: pg_catalog would be called in its place, with the operator's rights. Everything here is qualified for that reason.
 _OPEN = """
@@ -41,7 +49,9 @@ def connect(dsn: str, *, autocommit: bool = True, alone: bool = False) -> psycop
     """
     parts = parsed(dsn)
     try:
-        conn = psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=APPLICATION_NAME)
+        # What the connection string says itself holds.
+        kept = {name: value for name, value in KEEP_ALIVE.items() if name not in parts}
+        conn = psycopg.connect(dsn, autocommit=autocommit, fallback_application_name=APPLICATION_NAME, **kept)
         if autocommit and not conn.info.user.startswith(ROLE_PREFIX):
             _narrow(conn, alone=alone)
         return conn

@@ -24,6 +24,9 @@ class Balancer:
         self.port = int(self._listener.getsockname()[1])
         self._sockets = [self._listener]
         self._threads: list[threading.Thread] = []
+        #: While it is not set nothing gets through, and nobody is told.
+        self.flows = threading.Event()
+        self.flows.set()
         self._start(self._accept)
 
     def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
@@ -42,14 +45,15 @@ class Balancer:
                 self._start(self._copy, client, server)
                 self._start(self._copy, server, client)
 
-    @staticmethod
-    def _copy(source: socket.socket, sink: socket.socket) -> None:
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                self.flows.wait()
                 sink.sendall(data)
         _shut(source, sink)
 
     def close(self) -> None:
+        self.flows.set()
         _shut(*self._sockets)
         for thread in self._threads:
             thread.join(20)
