@@ -1,7 +1,8 @@
 -- The role stays: other databases of the cluster may use it.
 DROP FUNCTION sqlguard.drop_period(integer, timestamptz), sqlguard.begin_period(interval), sqlguard.add_period(integer);
 DROP TABLE sqlguard.period;
-DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_result(text, text, jsonb, jsonb),
+DROP FUNCTION sqlguard.retire(timestamptz), sqlguard.keep_count(text, text, oid), sqlguard.keep_result(text, text, jsonb, jsonb),
+    sqlguard.keep_answer(text, text, jsonb, jsonb),
     sqlguard.claim_key_or_stop(text, text, bigint),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.took_key(text, text, bigint, interval), sqlguard.find_key(text, text),
     sqlguard.transaction_samples(integer, bigint), sqlguard.transaction_changes(),

@@ -723,21 +723,47 @@ CREATE FUNCTION sqlguard.claim_key_or_stop(key text, statement_hash text, action
         END
     $$;
 
+-- What a repeat will be answered with. With the caller's path.
+CREATE FUNCTION sqlguard.keep_answer(key text, tag text, columns jsonb, rows jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+        BEGIN
+            UPDATE sqlguard.idempotency i
+                SET tag = keep_answer.tag, columns = keep_answer.columns, rows = keep_answer.rows
+                FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
+                WHERE l.role = session_user AND i.scope = sqlguard.key_scope(t) AND i.key = keep_answer.key
+                    AND i.txid = pg_current_xact_id_if_assigned() AND i.tag IS NULL;
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'the idempotency key was not claimed in this transaction'
+                    USING ERRCODE = '55000';
+            END IF;
+        END
+    $$;
+
 -- In the same transaction, after the write: what a repeat will be answered with.
 CREATE FUNCTION sqlguard.keep_result(key text, tag text, columns jsonb DEFAULT NULL, rows jsonb DEFAULT NULL)
     RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
         BEGIN
-            UPDATE sqlguard.idempotency i
-                SET tag = keep_result.tag, columns = keep_result.columns, rows = keep_result.rows
-                FROM sqlguard.lease l JOIN sqlguard.task t ON t.id = l.task_id
-                WHERE l.role = session_user AND i.scope = sqlguard.key_scope(t) AND i.key = keep_result.key
-                    AND i.txid = pg_current_xact_id_if_assigned() AND i.tag IS NULL;
-            IF NOT FOUND THEN
-                RAISE EXCEPTION 'the idempotency key was not claimed in this transaction'
-                    USING ERRCODE = '55000';
+            PERFORM sqlguard.keep_answer(key, tag, columns, rows);
+        END
+    $$;
+
+-- The same for who sends it along with the write, the only one of the transaction, which gives no rows: its answer is *verb*
+-- and the number of rows that the capture has counted. Raises SG011 unless that is one number, of the table *relation*.
+CREATE FUNCTION sqlguard.keep_count(key text, verb text, relation oid) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+        DECLARE
+            counted bigint;
+        BEGIN
+            SELECT CASE WHEN count(*) = 1 AND min(c.relid) = relation THEN min(c.rows) END INTO counted
+                FROM sqlguard.change_set c WHERE c.txid = pg_current_xact_id_if_assigned() AND c.depth = 0;
+            IF counted IS NULL THEN
+                RAISE EXCEPTION 'the answer to the write is not known before it is given' USING ERRCODE = 'SG011';
             END IF;
+            PERFORM sqlguard.keep_answer(key, verb || ' ' || counted, NULL, NULL);
         END
     $$;
 
@@ -785,14 +811,15 @@ REVOKE ALL ON FUNCTION
     sqlguard.record_event(bigint, text, jsonb), sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint),
     sqlguard.find_key(text, text), sqlguard.took_key(text, text, bigint, interval),
     sqlguard.claim_key(text, text, bigint, interval),
-    sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.retire(timestamptz),
+    sqlguard.claim_key_or_stop(text, text, bigint), sqlguard.keep_answer(text, text, jsonb, jsonb),
+    sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.keep_count(text, text, oid), sqlguard.retire(timestamptz),
     sqlguard.add_period(integer), sqlguard.begin_period(interval), sqlguard.drop_period(integer, timestamptz)
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     sqlguard.record_intent(jsonb), sqlguard.record_event(bigint, text, jsonb),
     sqlguard.transaction_changes(), sqlguard.transaction_samples(integer, bigint), sqlguard.find_key(text, text),
     sqlguard.claim_key(text, text, bigint, interval), sqlguard.claim_key_or_stop(text, text, bigint),
-    sqlguard.keep_result(text, text, jsonb, jsonb)
+    sqlguard.keep_result(text, text, jsonb, jsonb), sqlguard.keep_count(text, text, oid)
     TO sqlguard_agent;
 REVOKE ALL ON FUNCTION sqlguard.drop_period(integer, timestamptz) FROM CURRENT_USER;
 GRANT EXECUTE ON FUNCTION sqlguard.retire(timestamptz), sqlguard.drop_period(integer, timestamptz) TO sqlguard_retention;

@@ -3,11 +3,16 @@ Writes with an idempotency key: done once, answered as often as they are asked f
 
 The key is claimed, the write run and its answer kept in one transaction (`postgres.idempotency` says why that is
 enough). A twin that is at work with the same key is waited for, by PostgreSQL itself.
+
+Most writes give no rows, so their answer is a number that the capture has counted as well: all of the transaction goes
+with one message then. Where the database finds that the one number need not be the other, nothing has been done, and
+the answer is waited for before it is kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from sqlguard.catalog import Catalog
 from sqlguard.errors import Refused
 from sqlguard.journal import statement_hash
 from sqlguard.plan import Decision
@@ -17,7 +22,8 @@ from sqlguard.postgres.idempotency import call
 from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
 from sqlguard.proxy.plans import stop_block, weigh_text
-from sqlguard.proxy.report import behind, claim, sqlstate
+from sqlguard.proxy.report import around, claim, sqlstate
+from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import Expect, Part, Reply
@@ -30,8 +36,13 @@ _CLAIM = (
     "SELECT claimed, action_id, tag, columns, rows FROM sqlguard.claim_key($1::text, $2::text, $3::bigint)"
 )
 _HEADER_BYTES = 5
-#: What `claim_key_or_stop` says when the key was used before.
-_TAKEN = "SG010"
+#: What `claim_key_or_stop` says when the key was used before, and `keep_count` when it can't tell.
+_TAKEN, _UNCOUNTED = "SG010", "SG011"
+#: How the answer to a write begins that gives no rows; the number of its rows follows.
+_TAGS = {Kind.INSERT: "INSERT 0", Kind.UPDATE: "UPDATE", Kind.DELETE: "DELETE"}
+#: What a write must not have for its rows to be those that the capture counts under its table: rows to give, or others
+#: than its own.
+_UNCOUNTABLE = ("returningClause", "withClause", "onConflictClause")
 _KEEP = "SELECT sqlguard.keep_result($1::text, $2::text, $3::jsonb, $4::jsonb)"
 
 
@@ -55,18 +66,25 @@ async def simple(session: "AgentSession", decision: Decision, action: int) -> No
 
 async def _at_once(session: "AgentSession", decision: Decision, action: int) -> Expect | None:
     """
-    Claim the key and run the write with one message, keep its answer and commit with another.
+    Claim the key and run the write with one message, keep its answer and commit with the same or another.
 
     What the client is still to be told is in `held`. Return None, with nothing done, if the key is taken: what stands
     behind the claim is skipped then.
     """
     key, digest = _key(session, decision, None)
     before = ["BEGIN READ WRITE", call("claim_key_or_stop", key, digest, str(action)), claim(action)]
-    expect = await _kept(session, decision, before, error=_unless_taken)
+    table = counted_table(decision, session.gate.context.catalog)
+    if table is not None:
+        tag = _TAGS[decision.kind]
+        after = [call("keep_count", key, tag, str(table)), "COMMIT"]
+        expect = await _kept(session, decision, before, after, error=_unless_ours)
+        if await _is_ended(session, expect):
+            return expect
+        if sqlstate(expect.failed or b"") == _TAKEN:
+            return None
+    expect = await _kept(session, decision, before, error=_unless_ours)
     if expect.failed is not None:
-        expect.held = b""
-        await session.ask("ROLLBACK")
-        return None if sqlstate(expect.failed) == _TAKEN else expect
+        return expect if await _is_ended(session, expect) else None
     end = ["COMMIT"] if expect.was_cut else [call("keep_result", key, *_stored(session, expect)), "COMMIT"]
     ended = await session.ask("; ".join(end))
     if session.in_block:
@@ -76,9 +94,38 @@ async def _at_once(session: "AgentSession", decision: Decision, action: int) -> 
     return expect
 
 
-def _unless_taken(error: bytes) -> bytes:
-    """Keep the error back that says that a key is taken."""
-    return b"" if sqlstate(error) == _TAKEN else error
+async def _is_ended(session: "AgentSession", expect: Expect) -> bool:
+    """Say whether a message was carried out to its end, or failed for a reason that the client has been told."""
+    if expect.failed is None:
+        return True
+    expect.held = b""
+    if session.in_block:
+        await session.ask("ROLLBACK")
+    return sqlstate(expect.failed) not in (_TAKEN, _UNCOUNTED)
+
+
+def counted_table(decision: Decision, catalog: Catalog) -> int | None:
+    """
+    Return the table whose changed rows, as its capture counts them, are those that a write's answer will tell.
+
+    The capture runs once per statement and table, so nothing else in the statement may change this table, and no other
+    table may belong to it. Whether the capture has run is the database's to find out.
+    """
+    statement = decision.statement
+    if len(statement.writes) != 1 or statement.kind not in _TAGS or not statement.tree:
+        return None
+    (write,), (body,) = statement.writes, statement.tree.values()
+    table = catalog.tables.get(write.table.oid)
+    if table is None or table.guard is None or write.view is not None or write.rule is not None:
+        return None
+    if table.kind != "r" or table.is_partition or table.parents or table.children:
+        return None
+    return None if any(name in body for name in _UNCOUNTABLE) else table.oid
+
+
+def _unless_ours(error: bytes) -> bytes:
+    """Keep the errors back that are no news to the client."""
+    return b"" if sqlstate(error) in (_TAKEN, _UNCOUNTED) else error
 
 
 async def _in_steps(session: "AgentSession", decision: Decision, action: int) -> Expect:
@@ -149,18 +196,13 @@ async def _kept(
     session: "AgentSession",
     decision: Decision,
     before: list[str],
+    after: Sequence[str] = (),
     error: Callable[[bytes], bytes] | None = None,
 ) -> Expect:
-    """Send the write behind statements of ours; its answer goes out but for the CommandComplete, and is kept."""
-    expect = Expect(
-        Reply.QUERY,
-        parts=(*(Part.SWALLOW for _ in before), Part.KEEP),
-        tags=(*(None for _ in before), decision.tag),
-        position=behind(before, decision),
-        keep_ready=True,
-        error=error,
-    )
-    session.send_query("; ".join([*before, decision.text]), expect)
+    """Send the write among statements of ours; its answer goes out but for the CommandComplete, and is kept."""
+    own = [(text, Part.SWALLOW) for text in after]
+    text, expect = around(decision, before, Part.KEEP, own, error=error)
+    session.send_query(text, expect)
     await session.barrier()
     return expect
 

@@ -149,9 +149,7 @@ class Writer:
         """Return what the next group has: intents first, because somebody waits for them."""
         intents, ends = self._intents, self._ends
         group: list[_Item] = [intents.popleft() for _ in range(min(_GROUP, len(intents)))]
-        self._has_passed_ends = bool(
-            group and ends and not self._has_passed_ends and len(ends) < _ENDS_ALONG
-        )
+        self._has_passed_ends = bool(group and ends and not self._has_passed_ends and len(ends) < _ENDS_ALONG)
         if not self._has_passed_ends:
             group += [ends.popleft() for _ in range(min(_GROUP, len(ends)))]
         return group

@@ -70,6 +70,7 @@ def test_a_parameter_s_type_picks_an_operator(lab: Lab, mallory: Agent) -> None:
         "SELECT sqlguard.decide_step(1, 'approve')",
         "SELECT * FROM sqlguard.claim_key('k', 'h', 1)",
         "SELECT sqlguard.keep_result('k', 'DELETE 1')",
+        "SELECT sqlguard.keep_count('k', 'DELETE', 1)",
         "SELECT sqlguard.transaction_samples(9)",
         "SELECT * FROM sqlguard.plan",
         "SET sqlguard.plan = on",

@@ -6,10 +6,14 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from end_to_end.wired import Agent, Wired
+from end_to_end.wired import POLICY, Agent, Wired, wired_shop
+from servers import Database
 
 import sqlguard
 from sqlguard.errors import Refused
+from sqlguard.policy import parse_policy
+from sqlguard.postgres.guard_table import guard_tables
+from sqlguard.postgres.policy_apply import apply_policy
 
 INSERT = "INSERT INTO plain (id, t, n) VALUES (%s, %s, %s) RETURNING id, t, n /*idempotency_key='{}'*/"
 
@@ -125,6 +129,70 @@ def test_races_run_once(wired_world: Wired, agent: Agent, params: list[int] | No
         thread.join(60)
     assert answers == [(before + 10,)] * 6
     assert wired_world.value("SELECT total FROM orders WHERE id = 83") == before + 10
+
+
+#: Statement, tag, and what kept it: the capture's number, or the answer itself where the two need not be the same.
+WITHOUT_ROWS = (
+    ("UPDATE plain SET t = 'a' WHERE id = 1", "UPDATE 1", "count"),
+    (
+        "UPDATE plain SET t = 'kept' WHERE id IN (1, 2, 3)",
+        "UPDATE 1",
+        "count",
+    ),  # the trigger leaves two of three out
+    ("UPDATE plain SET t = 'f' WHERE id > 1; -- behind it", "UPDATE 2", "count"),
+    ("INSERT INTO plain (id) SELECT id + 20 FROM plain", "INSERT 0 3", "count"),
+    ("DELETE FROM customers WHERE id = 94", "DELETE 1", "count"),  # its orders and their items go with it
+    ("UPDATE plain SET t = 'b' WHERE id = 99", "UPDATE 0", "result"),
+    (
+        "INSERT INTO plain (id) VALUES (1), (4) ON CONFLICT (id) DO UPDATE SET t = 'met'",
+        "INSERT 0 2",
+        "result",
+    ),
+    (
+        "WITH m AS (UPDATE plain SET t = 'c' WHERE id > 4) UPDATE plain SET t = 'd' WHERE id = 1",
+        "UPDATE 1",
+        "result",
+    ),
+    ("UPDATE split SET t = 'e' WHERE id IN (1, 2)", "UPDATE 2", "result"),
+    (
+        "UPDATE called SET n = DEFAULT WHERE id = 1",
+        "UPDATE 1",
+        "result",
+    ),  # the function changes another table
+)
+
+
+def test_what_is_kept_of_a_write_without_rows_is_what_postgresql_says(database: Database) -> None:
+    with wired_shop(database) as world:
+        world.owner.execute("""
+            CREATE TABLE split (id integer PRIMARY KEY, t text) PARTITION BY LIST (id);
+            CREATE TABLE split_1 PARTITION OF split FOR VALUES IN (1);
+            CREATE TABLE split_2 PARTITION OF split FOR VALUES IN (2);
+            CREATE FUNCTION adds() RETURNS integer LANGUAGE sql AS 'INSERT INTO split VALUES (2, $$x$$) RETURNING 1';
+            CREATE TABLE called (id integer PRIMARY KEY, n integer DEFAULT adds());
+            CREATE FUNCTION one_only() RETURNS trigger LANGUAGE plpgsql
+                AS $$ BEGIN RETURN CASE WHEN NEW.t = 'kept' AND NEW.id > 1 THEN NULL ELSE NEW END; END $$;
+            CREATE TRIGGER one_only BEFORE UPDATE ON plain FOR EACH ROW EXECUTE FUNCTION one_only();
+            INSERT INTO plain (id) VALUES (1), (2), (3);
+            INSERT INTO split VALUES (1, '');
+            INSERT INTO called (id) VALUES (1);
+            DELETE FROM split WHERE id = 2;
+            INSERT INTO split VALUES (2, '');
+            CREATE OR REPLACE FUNCTION adds() RETURNS integer LANGUAGE sql AS $$ UPDATE split SET t = '' RETURNING 1 $$;
+        """)
+        guard_tables(world.owner, ["split", "called"], "soft")
+        apply_policy(world.owner, parse_policy(POLICY, "wired.toml"))
+        agent = world.agent()
+        with agent.connect() as conn:
+            for number, (text, tag, keeper) in enumerate(WITHOUT_ROWS):
+                keyed = f"/*idempotency_key='{number}'*/ {text}".encode()
+                assert conn.execute(keyed).statusmessage == tag, text
+                last = database.execute(
+                    "SELECT query FROM pg_stat_activity WHERE usename = %s", [agent.task.role]
+                )
+                assert f"keep_{keeper}" in last[0][0], text
+                assert conn.execute(keyed).statusmessage == tag, text
+        assert set(world.outcomes(agent)) == {"committed"}
 
 
 # --- the Python door

@@ -315,7 +315,7 @@ def test_what_a_task_may_call_with_the_operator_s_rights(world: World) -> None:
         *("agent", "current_login", "current_task", "task_parameter", "check_children"),
         *("record_intent", "record_event", "begin_step", "step_ticket"),
         *("transaction_changes", "transaction_samples", "find_key", "claim_key", "keep_result"),
-        *("claim_key_or_stop", "copy_target"),
+        *("claim_key_or_stop", "keep_count", "copy_target"),
         *("begin_plan", "note_sequences", "weigh", "plan_outcome", "record_plan", "redeem_plan"),
         *("ticket", "last_plan", "plan_statements", "lease_own_statements"),
     }
