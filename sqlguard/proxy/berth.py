@@ -78,6 +78,8 @@ class Berth:
         self._log_in = log_in
         self._lost = lost
         self._side: Side | None = None
+        #: What the client's bytes are given to.
+        self._take = self._wait
         self._waiting: list[bytes] = []
         self._coming: asyncio.Task[None] | None = None
         self._has_ended = False
@@ -92,12 +94,13 @@ class Berth:
 
     def _from_client(self, data: bytes) -> None:
         self.was_active = True
-        if self._side is not None:
-            try:
-                self.session.from_client(data)
-            except Exception as fault:
-                self._failed(fault)
-            return
+        try:
+            self._take(data)
+        except Exception as fault:
+            self._failed(fault)
+
+    def _wait(self, data: bytes) -> None:
+        """Keep bytes for when there is a server connection, and see to it that there will be one."""
         self._waiting.append(data)
         self._client.pause("the session has no server")
         if self._coming is None:
@@ -152,6 +155,7 @@ class Berth:
         side, self._side = self._side, None
         if side is None:
             return
+        self._take = self._wait
         # What it still says, or that it closes, is nobody's business any more.
         side.deliver_to(_ignore)
         side.lost = side.ended = None
@@ -202,6 +206,7 @@ class Berth:
     def _moor(self, backend: Backend) -> None:
         session, side = self.session, backend.side
         self._side = side
+        self._take = session.from_client
         session.server, session.server_pid = side, backend.pid
         if backend.key_data:
             data = BackendKeyData.decode(backend.key_data[_BODY:])

@@ -119,6 +119,11 @@ class SessionBudgets:
 
     # --- how much of a result
 
+    def passes(self, size: int) -> bool:
+        """Say whether so many bytes, which are whole answers, go out as they are, which most do."""
+        results = self._results
+        return size <= results.harmless and not results.is_open and self._cancelling is None
+
     def limited(self, out: bytes, rows: Rows | None) -> bytes:
         """Return what goes to the client of what the books let through; *rows* are its rows if it is nothing else."""
         results = self._results

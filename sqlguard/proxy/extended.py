@@ -20,25 +20,17 @@ from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.steps import Steps
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.wire.buffer import HEADER
-from sqlguard.wire.messages import Close, Describe, Execute, Parse, Sync
+from sqlguard.wire.messages import Close, Parse
 from sqlguard.wire.reader import text_at
 from sqlguard.wire.replies import ASKS, PLAIN, Expect, Reply, refusal, refused_reply
 from sqlguard.wire.reports import error_response
+from sqlguard.wire.runs import SYNC, TAILS
 
 if TYPE_CHECKING:
     from sqlguard.proxy.session import AgentSession
 
 _PARSE, _BIND, _DESCRIBE, _CLOSE, _EXECUTE, _SYNC, _CALL = b"PBDCESF"
 _PLAIN = {kind: PLAIN[ASKS[kind]] for kind in b"PBDES"}
-#: What drivers send behind a Bind, and what is expected for all of it.
-_RUNS = Execute(b"").encode() + Sync().encode()
-_TAILS = {
-    _RUNS: tuple(PLAIN[r] for r in (Reply.BIND, Reply.EXECUTE, Reply.SYNC)),
-    Describe(is_portal=True, name=b"").encode() + _RUNS: tuple(
-        PLAIN[r] for r in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.SYNC)
-    ),
-}
-_SYNC_BYTES = Sync().encode()
 _HEADER_BYTES = 5
 _EMPTY = Decision(Statement(Kind.EMPTY, ""), Verdict(Effect.ALLOW), "")
 
@@ -79,35 +71,37 @@ class Extended(Steps):
     # --- the fastest way
 
     # long: one loop over a few bytes, the hot path
-    def passes(self, data: bytes) -> bool:  # noqa: C901, PLR0911 (the same)
+    def passes(self, data: bytes) -> bool:  # noqa: C901, PLR0911, PLR0912 (the same)
         """
         Forward *data* at once if it runs plain reads on the unnamed portal, up to its one Sync at the end.
 
         That is what drivers send most. False if it has to be looked at message by message; nothing is done then.
         """
-        session, portals = self._session, self._portals
+        session = self._session
         passing = session.passing
-        if passing is None or self.is_open or portals.known or portals.pending or session.memory.is_open:
+        # Only in a block the Sync at the end leaves everything as it is where the session has changed something.
+        if passing is None or self.is_open or (session.memory.is_open and session.books.status == b"I"):
+            return False
+        if self._portals.is_used and not self._has_plain_portal():
             return False
         statement, portal = self._plain_statement, self._plain
+        names = self._statements
         replies: tuple[Expect, ...] = ()
-        at, size = 0, len(data)
+        at, kind, size = 0, 0, len(data)
         while size - at >= _HEADER_BYTES:
             kind, length = HEADER.unpack_from(data, at)
             end = at + 1 + length
             if kind == _BIND:
                 # The portal comes first, and has no name here, and then the statement.
-                name = data[at + _HEADER_BYTES + 1 : data.find(b"\0", at + _HEADER_BYTES + 1, end)]
-                prepared = self._statements.find(name) if name else statement
-                if (
-                    data[at + _HEADER_BYTES]
-                    or prepared is None
-                    or not prepared.is_fast
-                    or prepared.gate is not passing.gate
-                ):
+                start = at + _HEADER_BYTES + 1
+                name = data[start : data.find(b"\0", start, end)]
+                prepared = names.find(name) if name else statement
+                if data[start - 1] or prepared is None or not prepared.is_plain:
+                    return False
+                if prepared.gate is not passing.gate:
                     return False
                 portal = prepared.portal
-                tail = _TAILS.get(data[end:])
+                tail = TAILS.get(data[end:])
                 if tail is not None:
                     replies = replies + tail if replies else tail
                     at, kind = size, _SYNC
@@ -117,7 +111,7 @@ class Extended(Steps):
                     return False
             elif kind == _PARSE:
                 statement = passing.prepared(data[at:end])
-                if statement is None or self._statements.find(b"") is not None:
+                if statement is None or names.find(b"") is not None:
                     return False
             elif kind != _DESCRIBE and (kind != _SYNC or end != size):
                 return False
@@ -129,6 +123,15 @@ class Extended(Steps):
         self._plain_statement, self._plain = statement, portal
         passing.hits += 1
         session.server.write(data)
+        return True
+
+    def _has_plain_portal(self) -> bool:
+        """Say whether no portal is there but the unnamed one of a plain read; from then on it is `_plain`."""
+        portal = self._portals.only(b"")
+        if portal is None or not portal.is_fast:
+            return False
+        self._portals.forget(b"")
+        self._plain = portal
         return True
 
     # --- the fast way
@@ -384,7 +387,7 @@ class Extended(Steps):
         session = self._session
         if self.is_open and not session.in_block:
             session.books.expect(Expect(Reply.SYNC, swallow=True, done=self._sync_done()))
-            session.server.write(_SYNC_BYTES)
+            session.server.write(SYNC)
             await session.barrier()
         self._over()
 

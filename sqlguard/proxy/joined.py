@@ -12,6 +12,7 @@ from sqlguard.wire.messages import AuthenticationOk, ParameterStatus, ReadyForQu
 
 #: Tells the Python door that this connection is guarded already.
 MARK = ParameterStatus(b"sqlguard_proxy", b"on").encode()
+_READ_ONLY = b"default_transaction_read_only"
 
 
 def greeting(welcome: Welcome, backend: Backend, session: AgentSession) -> bytes:
@@ -19,12 +20,25 @@ def greeting(welcome: Welcome, backend: Backend, session: AgentSession) -> bytes
     return (
         welcome.answer
         + AuthenticationOk().encode()
-        + session.greeting(backend.statuses)
+        + _statuses(session, backend.statuses)
         + MARK
         + b"".join(backend.notices)
         + backend.key_data
         + ReadyForQuery(b"I").encode()
     )
+
+
+def _statuses(session: AgentSession, statuses: list[bytes]) -> bytes:
+    """
+    Take the parameters that the server reported at the login; return them as the client gets them.
+
+    `default_transaction_read_only` is how the proxy works, not what the client may do: drivers that look
+    for a writable server must not turn away.
+    """
+    for status in statuses:
+        session.books.feed(status)
+    ours, theirs = (ParameterStatus(_READ_ONLY, value).encode() for value in (b"on", b"off"))
+    return b"".join([theirs if status == ours else status for status in statuses])
 
 
 class Timer:

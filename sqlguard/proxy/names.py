@@ -47,6 +47,10 @@ class Names(Generic[T]):
         """Return what *name* means if no message about it is under way."""
         return None if name in self.pending else self.known.get(name)
 
+    def only(self, name: bytes) -> T | None:
+        """Return what *name* means if there is no other, and no message about any is under way."""
+        return None if self.pending or len(self.known) > 1 else self.known.get(name)
+
     def make(self, name: bytes, value: T) -> Callable[[Expect], None]:
         """Note that *name* is being made; what is returned must be told how it went."""
         self.pending[name] = value

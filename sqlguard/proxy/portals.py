@@ -62,6 +62,8 @@ class Prepared:
             and not control.is_followed(decision)
             and not is_session_bound(decision.statement)
         )
+        #: Nor does its Bind, whatever transaction it comes in: row locks need one that may write.
+        self.is_plain = self.is_fast and not self.needs_read_write
         #: Nothing but the catalog decides, and the text goes out as it came.
         self.passes_always = passes_always(decision)
         #: Portals of a read are all the same.

@@ -48,9 +48,11 @@ class Results:
         self._rows_limit = limits.rows if limits.rows is not None else 2**63
         self._bytes_limit = limits.bytes if limits.bytes is not None else 2**63
         self.error = error
-        self._harmless = min(self._rows_limit * _LEAST_ROW, self._bytes_limit)
+        #: So many bytes can't go beyond the limits.
+        self.harmless = min(self._rows_limit * _LEAST_ROW, self._bytes_limit)
         self.state = State.PASSING
-        self._is_open = False
+        #: A result is under way.
+        self.is_open = False
         self._rows = self._bytes = 0
         self._held = b""
         #: Bytes still to come of the message under way, and whether they go out.
@@ -61,7 +63,7 @@ class Results:
 
     def passes(self, out: bytes) -> bool:
         """Say whether *out* goes out as it is, which most does; otherwise give it to `take`."""
-        return not self._is_open and len(out) <= self._harmless and out[-6:-1] == _READY
+        return not self.is_open and len(out) <= self.harmless and out[-6:-1] == _READY
 
     def adds(self, rows: Rows | None, size: int) -> bool:
         """Do the same as `skims` for so many bytes that are nothing but *rows*."""
@@ -70,7 +72,7 @@ class Results:
         number, total = self._rows + rows.number, self._bytes + size - rows.before + rows.behind
         if self._rest != rows.before or number > self._rows_limit or total > self._bytes_limit:
             return False
-        self._rows, self._bytes, self._rest, self._is_open = number, total, rows.behind, True
+        self._rows, self._bytes, self._rest, self.is_open = number, total, rows.behind, True
         return True
 
     def skims(self, out: bytes) -> bool:
@@ -98,7 +100,7 @@ class Results:
         if size - at > 0 or rows > self._rows_limit or total > self._bytes_limit:
             return False
         self._rows, self._bytes, self._rest = rows, total, at - size
-        self._is_open = is_open or at > size
+        self.is_open = is_open or at > size
         return True
 
     def take(self, out: bytes) -> bytes:  # long: one loop over messages
@@ -115,7 +117,7 @@ class Results:
         while size - at >= _HEADER_BYTES:
             kind, length = HEADER.unpack_from(out, at)
             end = at + 1 + length
-            self._is_open = True
+            self.is_open = True
             if kind in _ROWS:
                 passes = self._counts(length + 1)
             elif end > size:
@@ -135,7 +137,7 @@ class Results:
         pieces.append(out[start:at])
         self._held = out[at:]
         # A message that is here in part is not over with the ReadyForQuery before it: nothing may pass it.
-        self._is_open = self._is_open or bool(self._held or self._rest)
+        self.is_open = self.is_open or bool(self._held or self._rest)
         return b"".join(pieces)
 
     def _counts(self, size: int) -> bool:
@@ -174,7 +176,7 @@ class Results:
     def _ready(self, raw: bytes) -> bytes | None:
         was = self.state
         self._next(State.PASSING)
-        self._is_open = False
+        self.is_open = False
         if was is State.SILENT and raw[-1:] == b"T":
             self.must_fail = True
             return raw[:-1] + b"E"

@@ -36,16 +36,15 @@ from sqlguard.proxy.simple import Simple
 from sqlguard.statement.model import Kind, Session
 from sqlguard.wire import session as wire
 from sqlguard.wire.buffer import COPY_RUNS, Frame, FrameReader, Run, frontend_limits
-from sqlguard.wire.messages import Flush, ParameterStatus, Query, Sync, Terminate
+from sqlguard.wire.messages import Flush, Query, Terminate
 from sqlguard.wire.replies import ASKS, Expect, Part, Reply
 from sqlguard.wire.reports import from_error
+from sqlguard.wire.runs import SYNC
 
 log = structlog.get_logger()
 _COPY = frozenset(b"dcf")
 _QUERY, _TERMINATE = b"QX"
 _READY = wire.State.READY
-_SYNC = Sync().encode()
-_READ_ONLY = b"default_transaction_read_only"
 
 
 class SessionEnded(Exception):
@@ -105,7 +104,7 @@ class AgentSession:
             if data[0] == _QUERY:
                 if self._simple.passes(data):
                     return
-            elif data[-5:] == _SYNC and self.extended.passes(data):
+            elif data[-5:] == SYNC and self.extended.passes(data):
                 return
         self.server.cork()
         try:
@@ -133,12 +132,16 @@ class AgentSession:
 
     def from_server(self, data: bytes) -> None:
         """Take bytes of the server and pass on what is the client's. Raises ProtocolViolation."""
-        out = self.books.feed(data)
-        if out and (out := self.budgets.limited(out, self.books.scanner.rows)):
-            self.client.write(out)
+        books = self.books
+        if not books.takes_whole(data):
+            out = books.scan(data)
+            if out and (out := self.budgets.limited(out, books.scanner.rows)):
+                self.client.write(out)
+        elif self.budgets.passes(len(data)) or (data := self.budgets.limited(data, None)):
+            self.client.write(data)
         if self._slow is not None:
             self._wake()
-        if self._is_ahead and len(self.books.expected) <= WAITING // 2:
+        if self._is_ahead and len(books.expected) <= WAITING // 2:
             self._is_ahead = False
             self.client.resume("too many answers are due")
 
@@ -168,18 +171,6 @@ class AgentSession:
                 encoding = "utf-8"
             self.client.write(from_error(fault, severity="FATAL", encoding=encoding))
         self.close()
-
-    def greeting(self, statuses: list[bytes]) -> bytes:
-        """
-        Take the parameters that the server reported at the login; return them as the client gets them.
-
-        `default_transaction_read_only` is how the proxy works, not what the client may do: drivers that look
-        for a writable server must not turn away.
-        """
-        for status in statuses:
-            self.books.feed(status)
-        ours, theirs = (ParameterStatus(_READ_ONLY, value).encode() for value in (b"on", b"off"))
-        return b"".join([theirs if status == ours else status for status in statuses])
 
     # --- the two ways
 

@@ -51,7 +51,11 @@ class Side(asyncio.BaseProtocol):
         self._gone = False
         #: We have said that we send no more.
         self._has_ended = False
-        self._corked: list[bytes] | None = None
+        #: Sends bytes. Where nothing is in the way it is the transport's own: every message of a session goes there.
+        self.write: Callable[[bytes], None] = self._write
+        #: What `write` is while nothing is collected.
+        self._way_out = self._write
+        self._corked: list[bytes] = []
         self._objections: set[str] = set()
         self._linger: asyncio.TimerHandle | None = None
 
@@ -80,6 +84,7 @@ class Side(asyncio.BaseProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (the signature is asyncio's)
         self._gone = True
+        self._look_before_writing()
         self._open_sides.discard(self)
         self._arrived.set()
         if self._linger is not None:
@@ -202,6 +207,8 @@ class Side(asyncio.BaseProtocol):
             lost()
             return
         self.deliver_to(deliver)
+        if not self.secure and self._is_open:
+            self.write = self._way_out = self._transport.write
         data = first + bytes(self._buffer)
         self._buffer.clear()
         self.resume("login")
@@ -216,10 +223,7 @@ class Side(asyncio.BaseProtocol):
 
     # --- the session's side
 
-    def write(self, data: bytes) -> None:
-        if self._corked is not None:
-            self._corked.append(data)
-            return
+    def _write(self, data: bytes) -> None:
         if self.transport is None or self._has_ended or self.transport.is_closing():
             return
         if not self.secure or len(data) <= TLS_PIECE:
@@ -232,14 +236,22 @@ class Side(asyncio.BaseProtocol):
     def cork(self) -> None:
         """Collect what is written until `uncork`: one write for many small messages."""
         self._corked = []
+        self.write = self._corked.append
 
     def uncork(self) -> None:
-        collected, self._corked = self._corked, None
+        collected, self.write = self._corked, self._way_out
         if collected:
-            self.write(b"".join(collected))
+            self.write(collected[0] if len(collected) == 1 else b"".join(collected))
+
+    def _look_before_writing(self) -> None:
+        """From now on bytes may have nowhere to go; those that are being collected are looked at in the end."""
+        if self.write == self._way_out:
+            self.write = self._write
+        self._way_out = self._write
 
     def close(self) -> None:
         """Close when what is unsent has gone out; a peer that does not take it is cut off after a while."""
+        self._look_before_writing()
         if self._is_open:
             self._transport.close()
             if not self._gone:
@@ -247,6 +259,7 @@ class Side(asyncio.BaseProtocol):
 
     def end(self) -> None:
         """Send no more, and read what is still to come; TLS can only do both at once."""
+        self._look_before_writing()
         if self._is_open:
             if self.secure or not self._transport.can_write_eof():
                 self.close()
@@ -256,6 +269,7 @@ class Side(asyncio.BaseProtocol):
 
     def abort(self) -> None:
         """Close at once; what is unsent is lost."""
+        self._look_before_writing()
         if self.transport is not None:
             self.transport.abort()
 

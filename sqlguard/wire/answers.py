@@ -8,7 +8,9 @@ or False, and the books (`session`) look at it message by message.
 from collections.abc import Collection, Iterable, Mapping
 
 from sqlguard.wire.buffer import HEADER
+from sqlguard.wire.messages import CommandComplete, RowDescription
 from sqlguard.wire.replies import ANSWERS, PLAIN, Effect, Expect, Reply
+from sqlguard.wire.runs import RUN
 
 READY_HEADER = b"Z\0\0\0\5"
 STATUSES = frozenset((b"I", b"T", b"E"))
@@ -24,12 +26,61 @@ _PLAIN_ANSWERS: Mapping[Expect | None, Mapping[int, Effect]] = {
 _ALL_PLAIN = frozenset(PLAIN.values()).issuperset
 #: Messages of one chunk, and sequences that are remembered.
 _MOST, _KNOWN = 64, 1024
-_ROW, _COMPLETE = b"DC"
-#: What drivers send to run a prepared statement; and what its answer begins with, up to the description of its rows.
-RUN = [PLAIN[reply] for reply in (Reply.BIND, Reply.DESCRIBE, Reply.EXECUTE, Reply.SYNC)]
+_ROW, _COMPLETE, _DESCRIPTION = b"DCT"
+_QUERY = [PLAIN[Reply.QUERY]]
+#: What the answer to `RUN` begins with, up to the description of its rows.
 _BOUND = b"2\0\0\0\4T"
+#: What the answer of a SELECT ends with that found one row, but for the transaction's status.
+_ONE_ROW = CommandComplete(b"SELECT 1").encode() + READY_HEADER
+_ONE_ROW_BYTES = len(_ONE_ROW) + 1
 _NEW = -1
 _known: dict[tuple[object, ...], int | None] = {}
+
+
+class Answers:
+    """One session's: knows what its last answers of one row began with, as the same is asked again and again."""
+
+    def __init__(self) -> None:
+        no_columns = RowDescription(()).encode()
+        self._query_head, self._run_head = no_columns, _BOUND[:-1] + no_columns
+
+    def complete(self, chunk: bytes, expected: Collection[Expect], *, has_begun: bool) -> int | None:
+        """Return how many of *expected* a *chunk*, which ends with a ReadyForQuery, answers; as `answered` does."""
+        asked = [*expected]
+        if asked == _QUERY:
+            if is_one_row(chunk, self._query_head):
+                return 1
+            if not is_one_answer(chunk):
+                return None
+            self._query_head = _head(chunk) or self._query_head
+            return 1
+        if asked == RUN and not has_begun:
+            if is_one_row(chunk, self._run_head):
+                return len(RUN)
+            if is_one_run(chunk):
+                self._run_head = _head(chunk) or self._run_head
+                return len(RUN)
+        return answered(chunk, expected, has_begun=has_begun)
+
+
+def is_one_row(chunk: bytes, head: bytes) -> bool:
+    """Say whether *chunk* is *head*, one row and the end of a SELECT; the quickest look, at what is asked most."""
+    if chunk[-_ONE_ROW_BYTES:-1] != _ONE_ROW or not chunk.startswith(head):
+        return False
+    at, end = len(head), len(chunk) - _ONE_ROW_BYTES
+    if at + _BODY > end:
+        return False
+    kind, length = HEADER.unpack_from(chunk, at)
+    return kind == _ROW and at + 1 + length == end and chunk[-1:] in STATUSES
+
+
+def _head(chunk: bytes) -> bytes | None:
+    """Return what is before the row in a whole answer that `is_one_row` may know again, None if there is no such."""
+    if chunk[-_ONE_ROW_BYTES:-1] != _ONE_ROW:
+        return None
+    at = _BODY if chunk.startswith(_BOUND) else 0
+    kind, length = HEADER.unpack_from(chunk, at)
+    return chunk[: at + 1 + length] if kind == _DESCRIPTION else None
 
 
 def is_one_answer(chunk: bytes) -> bool:

@@ -135,3 +135,9 @@ def moved(report: bytes, position: Callable[[int], int | None]) -> bytes:
 def shifted(report: bytes, offset: int) -> bytes:
     """Return *report* with its position moved by *offset*; one that would lie before the text is dropped."""
     return moved(report, lambda place: place + offset)
+
+
+def with_verb(raw: bytes, verb: str) -> bytes:
+    """Replace the verb of a CommandComplete's tag: `UPDATE 3` becomes `DELETE 3`."""
+    _, blank, rest = raw[_HEADER_BYTES:-1].partition(b" ")
+    return message(b"C", verb.encode() + blank + rest + b"\0")

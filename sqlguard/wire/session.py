@@ -45,8 +45,8 @@ from collections.abc import Sequence
 
 from sqlguard.errors import ProtocolViolation
 from sqlguard.wire import reports
-from sqlguard.wire.answers import READY_HEADER, RUN, STATUSES, answered, is_one_answer, is_one_run
-from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner, message
+from sqlguard.wire.answers import READY_HEADER, STATUSES, Answers
+from sqlguard.wire.buffer import DEFAULT_LIMIT, Bulk, Scanner
 from sqlguard.wire.messages import ErrorResponse, ParameterDescription
 from sqlguard.wire.replies import ANSWERS as ANSWERS
 from sqlguard.wire.replies import ASKS as ASKS
@@ -66,7 +66,6 @@ from sqlguard.wire.states import State as State
 _READY_OF_ITS_OWN = frozenset({Reply.QUERY, Reply.FUNCTION, Reply.SYNC})
 _ERROR, _READY, _STATUS, _NOTICE, _NOTIFICATION = b"EZSNA"
 _BODY = 5
-_PLAIN_QUERY = PLAIN[Reply.QUERY]
 
 
 class Session:
@@ -94,6 +93,7 @@ class Session:
         self.scanner = Scanner(self._judge, self._bulk, limit, passes=self._passes)
         #: It holds no part of a message.
         self._is_whole = True
+        self._answers = Answers()
 
     # --- the client's half
 
@@ -159,25 +159,27 @@ class Session:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what the server sent and return what the client gets. Raises ProtocolViolation."""
-        self.scanner.rows = None
-        if chunk[-6:-1] == READY_HEADER and self._is_whole and self._take_plain(chunk):
-            return chunk
+        return chunk if self.takes_whole(chunk) else self.scan(chunk)
+
+    def scan(self, chunk: bytes) -> bytes:
+        """Do the same with what is no whole plain answer, or may be none."""
         out = self.scanner.feed(chunk)
         self._is_whole = self.scanner.is_between_messages
         return out
 
-    def _take_plain(self, chunk: bytes) -> bool:
-        """Take whole answers to plain messages, as most chunks are; False, and nothing is done, if it is not one."""
+    def takes_whole(self, chunk: bytes) -> bool:
+        """
+        Take whole answers to plain messages, as most chunks are: they go out as they came.
+
+        False, and nothing is done, if it is not one: it has to be scanned.
+        """
+        if chunk[-6:-1] != READY_HEADER or not self._is_whole:
+            return False
         # After a COPY that failed, a ReadyForQuery of its own does not yet say that no further one comes.
         if self.is_copying_in or self._copy_syncs or self._spare_readies:
             return False
         expected = self.expected
-        if len(expected) == 1 and expected[0] is _PLAIN_QUERY:
-            complete: int | None = is_one_answer(chunk)
-        elif not self._has_begun and len(expected) == len(RUN) and [*expected] == RUN and is_one_run(chunk):
-            complete = len(RUN)
-        else:
-            complete = answered(chunk, expected, has_begun=self._has_begun)
+        complete = self._answers.complete(chunk, expected, has_begun=self._has_begun)
         if not complete:
             return False
         if complete == len(expected):
@@ -272,7 +274,7 @@ class Session:
             return b""
         if kind == ord("C"):
             if head.verb:
-                raw = _with_verb(raw, head.verb)
+                raw = reports.with_verb(raw, head.verb)
             head.tag = raw[_BODY:-1]
         if part is Part.HOLD or part is Part.KEEP:
             head.held += raw
@@ -392,9 +394,3 @@ class Session:
         self._copy_syncs = 0
         self.is_copying_in = False
         self._happens(Event.COPY_ENDS)
-
-
-def _with_verb(raw: bytes, verb: str) -> bytes:
-    """Replace the verb of a CommandComplete's tag: `UPDATE 3` becomes `DELETE 3`."""
-    _, blank, rest = raw[_BODY:-1].partition(b" ")
-    return message(b"C", verb.encode() + blank + rest + b"\0")

@@ -3,9 +3,10 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sqlguard.wire.answers import READY_HEADER, RUN, answered, is_one_answer, is_one_run
+from sqlguard.wire.answers import READY_HEADER, Answers, answered, is_one_answer, is_one_run
 from sqlguard.wire.buffer import message
-from sqlguard.wire.replies import PLAIN, Reply
+from sqlguard.wire.replies import PLAIN, Expect, Reply
+from sqlguard.wire.runs import RUN
 
 BOUND, DESCRIBED, ROW, DONE, READY = (
     message(b"2", b""),
@@ -50,3 +51,25 @@ def test_a_run_that_is_cut_is_none(rows: list[bytes], data: st.DataObject) -> No
     assert is_one_run(whole)
     cut = data.draw(st.integers(0, len(whole) - len(READY) - 1))
     assert not is_one_run(whole[:cut] + READY)
+
+
+SEVERAL = message(b"T", b"\0\0" + DONE + READY)
+LIKE = st.sampled_from([BOUND, DESCRIBED, SEVERAL, ROW, DONE, READY, *OTHERS])
+ONE = [DESCRIBED, ROW, DONE, READY]
+
+
+CHUNKS = st.tuples(st.sampled_from([RUN, [PLAIN[Reply.QUERY]]]), st.lists(LIKE, max_size=6))
+
+
+@given(st.lists(CHUNKS, max_size=4), LIKE)
+@example([([PLAIN[Reply.QUERY]], [SEVERAL, ROW, DONE])], DESCRIBED)
+def test_what_was_answered_before_changes_nothing(
+    before: list[tuple[list[Expect], list[bytes]]], first: bytes
+) -> None:
+    answers, one = Answers(), [first, ROW, DONE]
+    run_or_query = [(RUN, [BOUND, *one]), ([PLAIN[Reply.QUERY]], one)]
+    for expected, pieces in [*before, *run_or_query, *run_or_query]:
+        chunk = b"".join([*pieces, READY])
+        found = answers.complete(chunk, expected, has_begun=False)
+        assert found == Answers().complete(chunk, expected, has_begun=False)
+        assert not found or found == answered(chunk, expected, has_begun=False)
