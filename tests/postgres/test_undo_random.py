@@ -256,3 +256,53 @@ def test_conflicts_are_exactly_the_rows_that_somebody_else_changed(
     expected |= {k: start[k][1] for k in touched - others if k in start}
     assert final == expected
     assert undo.undo(world.op, action=action, on_conflict="skip").rows == 0
+
+
+#: Who does what to rows of which keys: each touches every row that it names.
+MANY = {
+    "update": "UPDATE app.tree SET w = w * 2 + 1 WHERE id BETWEEN {low} AND {high}",
+    "delete": "DELETE FROM app.tree WHERE id BETWEEN {low} AND {high}",
+    "insert": "INSERT INTO app.tree (id, w) SELECT g, -g FROM generate_series({low}, {high}) g ON CONFLICT DO NOTHING",
+    "upsert": "INSERT INTO app.tree (id, w) SELECT g, -g FROM generate_series({low}, {high}) g"
+    " ON CONFLICT (id) DO UPDATE SET w = app.tree.w * 3 + 1",
+}
+MANY_STEP = st.tuples(st.sampled_from(sorted(MANY)), st.integers(1, 400), st.integers(900, 1300))
+FEW_STEP = st.tuples(st.just("owner"), st.integers(1, 1200), st.integers(0, 2))
+
+
+@settings(RANDOM, max_examples=max(4, EXAMPLES // 8))
+@given(steps=st.lists(st.one_of(MANY_STEP, FEW_STEP), min_size=2, max_size=7))
+def test_of_many_rows_those_that_the_owner_changed_in_between_keep_what_the_owner_wrote(
+    journaled_world: World, steps: list[tuple[str, int, int]]
+) -> None:
+    """The twin: a row goes back to what the owner last wrote after the agent first had it, or to its start."""
+    world = journaled_world
+    with world.database.connect() as root:
+        root.execute("SET session_replication_role = replica")
+        root.execute("TRUNCATE app.tree")
+        root.execute("INSERT INTO app.tree (id, w) SELECT g, g FROM generate_series(1, 1200) g")
+
+    def state() -> dict[int, float]:
+        return dict(rows(world.op, "SELECT id, w FROM app.tree"))
+
+    wanted, touched, disturbed = state(), set[int](), set[int]()
+    since = rows(world.op, "SELECT clock_timestamp()")[0][0]
+    for kind, low, size in steps:
+        before = state()
+        if kind == "owner":
+            world.op.execute(
+                "UPDATE app.tree SET w = w * 5 + 1 WHERE id BETWEEN %s AND %s", [low, low + size]
+            )
+        else:
+            world.act(world.agents[0], MANY[kind].format(low=low, high=low + size))
+        after = state()
+        changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+        if kind == "owner":
+            wanted |= {k: after[k] for k in changed}
+            disturbed |= changed & touched
+        else:
+            touched |= changed
+    report = undo.undo(world.op, since=since, on_conflict="skip")
+    assert {int(c.key["id"] or 0) for c in report.conflicts} == disturbed
+    assert state() == wanted
+    assert undo.undo(world.op, since=since, on_conflict="skip").rows == 0
