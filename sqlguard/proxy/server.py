@@ -22,6 +22,7 @@ import structlog
 from sqlguard import lease
 from sqlguard import settings as configuration
 from sqlguard.errors import DatabaseUnavailable, NotConfigured, SqlguardError, TaskEnded
+from sqlguard.proxy import silence
 from sqlguard.proxy.arrivals import Arrivals, rows
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
 from sqlguard.proxy.berth import Berth
@@ -156,6 +157,7 @@ class Server:
                 await loop.create_unix_server(self._accept, sock=unix_socket, backlog=_BACKLOG)
             )
         self._harbour.start()
+        self._spawn(silence.watch(self._clients, self._address.open_sides))
         if self._siblings is not None:
             everyone, mine = self._siblings
             everyone.listen(mine, lambda asked: self._spawn(self._pass_on(self._harbour.moved(asked))))

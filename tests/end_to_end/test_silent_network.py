@@ -19,6 +19,7 @@ import pytest
 from end_to_end.balancer import Balancer
 from end_to_end.chaos_load import OF_THE_KIND, CopiesIn, KeyedWriter, Reader, Transactions, loaded, waited
 from end_to_end.inprocess import proxy
+from end_to_end.raw import kinds, raw
 from end_to_end.wired import Wired, wired_shop
 from psycopg.conninfo import make_conninfo
 from servers import fresh_database
@@ -26,7 +27,8 @@ from servers import fresh_database
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.ports import free_port
 from sqlguard.postgres import connect
-from sqlguard.proxy import sockets
+from sqlguard.proxy import silence, sockets
+from sqlguard.wire.messages import Query
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +95,15 @@ def test_a_client_of_which_nothing_comes_any_more(world: Wired) -> None:
             leg.flows.set()
 
 
+@pytest.mark.usefixtures("_impatient")
+def test_who_only_does_not_read_is_waited_for(world: Wired) -> None:
+    with proxy(world.database.owner_dsn) as running, raw(world.agent(port=running.port)) as client:
+        client.send(Query(b"SELECT repeat('y', 1000) FROM generate_series(1, 30000)"))
+        time.sleep(2 * silence.SECONDS)
+        rows = client.until_ready()
+        assert kinds(rows).count("D") == 30_000
+
+
 def test_the_operators_own_connections_notice_silence(world: Wired) -> None:
     with connect.connect(make_conninfo(world.database.owner_dsn, keepalives_idle=7)) as conn:
         found = conn.info.get_parameters()
@@ -126,6 +137,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_KEEP_ALIVE", short)
     words = {"keepalives_idle": 1, "keepalives_interval": 1, "keepalives_count": 2, "tcp_user_timeout": 3000}
     monkeypatch.setattr(connect, "KEEP_ALIVE", words)
+    monkeypatch.setattr(silence, "SECONDS", 3.0)
+    monkeypatch.setattr(silence, "EVERY", 0.2)
 
 
 inside = pytest.mark.skipif(OWN not in os.environ, reason="only by test_in_a_network_of_its_own")
@@ -133,7 +146,9 @@ inside = pytest.mark.skipif(OWN not in os.environ, reason="only by test_in_a_net
 
 @inside
 @pytest.mark.usefixtures("_impatient")
-def test_a_client_that_is_gone_without_a_word(world: Wired) -> None:
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_client_that_is_gone_without_a_word(world: Wired, *, acknowledged: bool) -> None:
+    """Keep-alive notices one of which nothing is awaited; one that has not acknowledged the last answer we do."""
     port = free_port()
     with proxy(world.database.owner_dsn, listen=f"{CLIENTS}:{port}") as running:
         agent = world.agent(port=port)
@@ -141,9 +156,8 @@ def test_a_client_that_is_gone_without_a_word(world: Wired) -> None:
         with agent.connect() as conn:
             conn.execute("BEGIN")
             conn.execute("UPDATE orders SET note = 'lost' WHERE id = 9")
-            time.sleep(
-                0.3
-            )  # until the answer is acknowledged: the kernel asks only where it waits for nothing
+            if acknowledged:
+                time.sleep(0.3)
             with gone(CLIENTS):
                 waited(lambda: running.sessions == 0, 30)
                 there = f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{agent.task.role}'"
@@ -196,4 +210,4 @@ def test_in_a_network_of_its_own() -> None:
     if "Operation not permitted" in done.stderr:
         pytest.skip("a network of its own is not allowed here")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
