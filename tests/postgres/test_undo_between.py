@@ -226,3 +226,28 @@ def test_a_row_without_a_key_must_not_get_lost_between_partitions(world: World) 
         == [(g, f"n{g}") for g in range(1, 6)]
         != before
     )
+
+
+def test_a_row_that_the_owner_took_away_before_the_agent_made_another_of_its_key(world: World) -> None:
+    act(world, "UPDATE app.t SET note = note || '+'", MANY["insert"])
+    world.op.execute("DELETE FROM app.t WHERE id IN (17, 18, 3017)")
+    act(world, "INSERT INTO app.t VALUES (17, 1, 'anew'), (3017, 1, 'anew')")
+    act(world, "UPDATE app.t SET id = 18 WHERE id = 19")
+    report = undo.undo(world.op, task="t", on_conflict="skip")
+    # What the agent had made is to go anyway.
+    assert conflicts(report) == {"17": REASON, "18": REASON}
+    assert rows(world.op, "SELECT count(*), max(id) FROM app.t WHERE note LIKE 'n%%'") == [(1998, 2000)]
+    assert rows(world.op, "SELECT id FROM app.t WHERE id IN (17, 18, 19, 3017)") == [(19,)]
+
+
+def test_rows_that_came_by_copy(world: World) -> None:
+    agent = world.agents[0].conn
+    before = world.contents("app.t")
+    with agent.cursor().copy("COPY app.t FROM STDIN") as copy:
+        for number in range(3001, 4501):
+            copy.write_row((number, number, "made"))
+    world.op.execute("UPDATE app.t SET note = 'of the owner' WHERE id = 3017")
+    act(world, "UPDATE app.t SET note = 'again' WHERE id > 3000")
+    assert conflicts(undo.undo(world.op, task="t")) == {"3017": REASON}
+    assert undo.undo(world.op, task="t", on_conflict="force").conflicts == ()
+    assert world.contents("app.t") == before
