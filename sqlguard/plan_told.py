@@ -48,14 +48,25 @@ def approval_required(plan: int, report: Mapping[str, Any], reasons: Sequence[st
     )
 
 
+def _other_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the settings that two runs did not have in common, as the approved one had them."""
+    was, found = then.get("settings", {}), now.get("settings", {})
+    return [
+        f"{name} was `{value}`, is `{found[name]}`"
+        for name, value in was.items()
+        if found.get(name, value) != value
+    ]
+
+
 def drift(plan: int, fresh: int, then: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
     """Return what the agent gets when an approved plan would change other rows now."""
     before, after = told(then), told(now)
-    what = (
-        f"{before} then, {after} now"
-        if before != after
-        else f"the same number of rows ({after}), but other rows, or rows with other contents"
-    )
+    if before != after:
+        what = f"{before} then, {after} now"
+    elif changed := _other_settings(then, now):
+        what = f"the session reads and writes values in another way: {', '.join(changed)}"
+    else:
+        what = f"the same number of rows ({after}), but other rows, or rows with other contents"
     return Drift(
         f"the rows have changed since plan {plan} was approved",
         detail=f"{what}; nothing was changed; plan {fresh} is what it would do now",

@@ -8,7 +8,8 @@ DROP FUNCTION sqlguard.plan_statements(bigint), sqlguard.last_plan(), sqlguard.t
     sqlguard.weigh(bigint, boolean), sqlguard.shares(xid8, bigint, boolean), sqlguard.rows_before(oid, bigint, bigint),
     sqlguard.change_digest(xid8, bigint, jsonb, jsonb), sqlguard.written_digest(xid8, bigint, jsonb),
     sqlguard.same_row(oid, text[], text), sqlguard.row_hash(text[], text[], text),
-    sqlguard.sequences_by_action(bigint, jsonb), sqlguard.note_sequences(bigint), sqlguard.noted_sequences(),
+    sqlguard.sequences_by_action(bigint, jsonb), sqlguard.note_sequences(bigint), sqlguard.bound_digest(text, bigint),
+    sqlguard.noted_sequences(), sqlguard.meaning(),
     sqlguard.touched(xid8, bigint, jsonb), sqlguard.names_of(oid, text), sqlguard.unguarded(oid[]), sqlguard.held(),
     sqlguard.begin_plan(),
     sqlguard.count_written(), sqlguard.force_constraints(), sqlguard.signature(text);

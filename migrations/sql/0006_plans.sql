@@ -283,7 +283,18 @@ CREATE FUNCTION sqlguard.touched(tx xid8, only_action bigint, outside jsonb) RET
         END
     $$;
 
--- After each statement of a block that becomes one plan: which sequences it moved.
+-- The settings of the session that say what a text means as a value, or a value as a text. Under others the same
+-- statement writes something else.
+CREATE FUNCTION sqlguard.meaning() RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT jsonb_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
+            'DateStyle', 'IntervalStyle', 'TimeZone', 'bytea_output', 'default_text_search_config', 'extra_float_digits',
+            'lc_monetary', 'lc_numeric', 'lc_time', 'xmlbinary', 'xmloption']) AS name
+    $$;
+
+-- After each statement of a block that becomes one plan: which sequences it moved, and under which settings it ran. Of
+-- these a hash over all statements so far is enough.
 CREATE FUNCTION sqlguard.note_sequences(action bigint) RETURNS void
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
@@ -294,15 +305,25 @@ CREATE FUNCTION sqlguard.note_sequences(action bigint) RETURNS void
                             WHERE noted #> ARRAY['last', e.key] IS DISTINCT FROM e.value);
         BEGIN
             IF moved IS NOT NULL THEN
-                PERFORM set_config('sqlguard.sequences', jsonb_build_object('last', found, 'moved',
-                    noted -> 'moved' || jsonb_build_object('action', action, 'sequences', moved))::text, true);
+                noted := noted || jsonb_build_object('last', found, 'moved',
+                    noted -> 'moved' || jsonb_build_object('action', action, 'sequences', moved));
             END IF;
+            PERFORM set_config('sqlguard.sequences', (noted || jsonb_build_object('settings',
+                encode(sha256(convert_to(concat(noted ->> 'settings', sqlguard.meaning()), 'UTF8')), 'hex')))::text, true);
         END
     $$;
 CREATE FUNCTION sqlguard.noted_sequences() RETURNS jsonb
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
     AS $$
         SELECT coalesce(nullif(current_setting('sqlguard.sequences', true), ''), '{"last": {}, "moved": []}')::jsonb
+    $$;
+
+-- What a plan is bound to: the digest of its *rows*, and the settings under which it ran.
+CREATE FUNCTION sqlguard.bound_digest(rows text, only_action bigint) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT encode(sha256(convert_to(concat(rows, E'\n', sqlguard.meaning(),
+            CASE WHEN only_action IS NULL THEN sqlguard.noted_sequences() ->> 'settings' END), 'UTF8')), 'hex')
     $$;
 
 -- Of one row. An array's text says where it ends, so no two rows have the same text. Each argument stands here once and
@@ -577,10 +598,10 @@ CREATE FUNCTION sqlguard.plan_outcome(only_action bigint, steady jsonb DEFAULT N
                 'shares', shares, 'samples', samples,
                 'sequences', sequences,
                 'sequences_by_action', sqlguard.sequences_by_action(only_action, h.moved),
-                'locks', h.locks, 'excess', excess);
+                'locks', h.locks, 'excess', excess, 'settings', sqlguard.meaning());
             outcome := jsonb_build_object(
                 'task', own.task, 'at', extract(epoch FROM clock_timestamp()), 'report', report, 'is_block', only_action IS NULL,
-                'digest', sqlguard.change_digest(tx, only_action, steady, outside))::text;
+                'digest', sqlguard.bound_digest(sqlguard.change_digest(tx, only_action, steady, outside), only_action))::text;
             signed := sqlguard.signature(outcome);
             RETURN NEXT;
         END
@@ -643,9 +664,12 @@ CREATE FUNCTION sqlguard.record_plan(document jsonb, outcome text, signed text, 
                     WHERE p.name = t.policy AND p.version = t.policy_version));
             END IF;
             -- A plan that was made in place of another one ends that one when it is committed.
-            IF NOT EXISTS (SELECT FROM sqlguard.plan p WHERE p.id = (document ->> 'drift_of')::bigint
-                           AND p.scope = sqlguard.key_scope(t)) AND document ->> 'drift_of' IS NOT NULL THEN
-                RAISE EXCEPTION 'plan % is none of this task''s agent', document ->> 'drift_of' USING ERRCODE = '22023';
+            IF document ->> 'drift_of' IS NOT NULL THEN
+                PERFORM FROM sqlguard.plan p WHERE p.id = (document ->> 'drift_of')::bigint
+                    AND p.scope = sqlguard.key_scope(t);
+                IF NOT FOUND THEN
+                    RAISE EXCEPTION 'plan % is none of this task''s agent', document ->> 'drift_of' USING ERRCODE = '22023';
+                END IF;
             END IF;
             -- An agent that asks again gets the same ticket.
             SELECT p.id INTO made FROM sqlguard.plan p
@@ -739,7 +763,8 @@ CREATE FUNCTION sqlguard.redeem_plan(wanted_plan bigint, wanted_hash text, only_
                     AND sqlguard.plan_state(x) = 'approved'
                 ORDER BY x.id DESC FOR UPDATE
             LOOP
-                found_digest := coalesce(found_digest, sqlguard.change_digest(tx, only_action, steady, outside));
+                found_digest := coalesce(found_digest, sqlguard.bound_digest(
+                    sqlguard.change_digest(tx, only_action, steady, outside), only_action));
                 EXIT WHEN p.digest = found_digest;
             END LOOP;
             IF p.id IS NULL THEN
@@ -889,7 +914,7 @@ REVOKE ALL ON FUNCTION
     sqlguard.signature(text), sqlguard.check_plan_run(), sqlguard.force_constraints(), sqlguard.count_written(),
     sqlguard.begin_plan(), sqlguard.held(), sqlguard.unguarded(oid[]), sqlguard.names_of(oid, text),
     sqlguard.touched(xid8, bigint, jsonb),
-    sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
+    sqlguard.meaning(), sqlguard.bound_digest(text, bigint), sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
     sqlguard.sequences_by_action(bigint, jsonb), sqlguard.same_row(oid, text[], text),
     sqlguard.written_digest(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
     sqlguard.row_hash(text[], text[], text),

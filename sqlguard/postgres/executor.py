@@ -302,6 +302,8 @@ class Executor:
                     self.planner.weigh(decision, None, action)
                 ruling = self.planner.ruling(decision, None) or Ruling(Effect.APPROVE)
                 stage.add(self.planner.step(decision, values, action), decision, ruling)
+                if is_block:
+                    plans.note_sequences(self.connection, action)
             self.connection.execute(plans.FORCE)
             end = self._redeemed(self.planner.draft(stage), None if is_block else actions[0], plan)
             for decision, values in reads if end.found is None else ():

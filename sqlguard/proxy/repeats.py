@@ -21,7 +21,7 @@ from sqlguard.postgres import plans
 from sqlguard.postgres.idempotency import call
 from sqlguard.proxy import kept, own
 from sqlguard.proxy.kept import Answer
-from sqlguard.proxy.plans import stop_block, weigh_text
+from sqlguard.proxy.plans import note_text, stop_block, weigh_text
 from sqlguard.proxy.report import around, claim, sqlstate
 from sqlguard.statement.model import Kind
 from sqlguard.wire.messages import CommandComplete, DataRow, Describe, ReadyForQuery
@@ -173,6 +173,7 @@ async def inside(
     is_weighed = is_staged or planner.is_weighed(decision, planner.ruling(decision), in_block=True)
     expect = await _kept(session, decision, [claim(action), *_looking(session, is_weighed=is_weighed)])
     if expect.failed is None and is_staged:
+        await own.ask(session, note_text(action))
         planner.add(decision, action)
     elif expect.failed is None and is_weighed and (stopped := await _stopped(session, decision, action)):
         return stopped
@@ -282,6 +283,7 @@ async def extended(session: "AgentSession", portal: "Portal", raw: bytes) -> Non
     if expect.failed is not None:
         return
     if is_staged:
+        own.send(session, note_text(portal.action or 0))
         planner.add(portal.decision, portal.action or 0, portal)
     elif is_weighed and (fault := await session.extended.weigh(portal, expect)) is not None:
         session.extended.refuse_execute(fault)

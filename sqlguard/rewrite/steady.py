@@ -1,10 +1,12 @@
 """
 The columns into which a statement writes what depends on other rows and on nothing else.
 
-What a statement writes is bound by its text, its parameters and the rows that it changes, unless it reads other rows:
-then a plan has to compare the values themselves. Whatever another clock, another session or another call would give
-another value (`now()` and what is volatile, also behind a trigger of the users') can't be compared, column by column;
-where it can't be told apart, nothing is. So what is left out here is compared less, never let through wrongly.
+What a statement writes is bound by its text, its parameters and the rows that it changes, unless it reads other rows
+or is itself read by the session's settings (`'01/02/2024'` is one day or another, by those of now or of when it was
+prepared): then a plan has to compare the values themselves. Whatever another clock, another session or another call
+would give another value (`now()` and what is volatile, also behind a trigger of the users') can't be compared, column
+by column; where it can't be told apart, nothing is. So what is left out here is compared less, never let through
+wrongly.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -35,10 +37,24 @@ _SETTLED = frozenset((
     "to_tsquery", "to_tsvector",
 ))
 # fmt: on
+#: What the session can set as it likes between two runs: what they say has to be the same, not the text that asks them.
+_SESSION = frozenset({"current_schema", "current_schemas", "current_setting", "pg_client_encoding"})
 #: What PostgreSQL reads as a time of its own choosing.
 _CLOCK = frozenset({"now", "today", "tomorrow", "yesterday"})
 
 
+#: Types whose values are read and written in one way, whatever the settings.
+_PLAIN = (
+    "bigint",
+    "boolean",
+    "character",
+    "integer",
+    "json",
+    "numeric",
+    "smallint",
+    "text",
+    "uuid",
+)
 _TIMES = ("date", "time")
 
 
@@ -59,10 +75,13 @@ def steady(statement: Statement, catalog: Catalog) -> Written:
     if writes[0].view is not None or writes[0].rule is not None or table is None:
         return {}
     node = _node(statement)
-    if not _reads_others(node) or _is_changed_on_its_way(table, writes[0].op, catalog):
+    if _is_changed_on_its_way(table, writes[0].op, catalog):
         return {}
+    others = _reads_others(node)
     names = _moving_names(statement, catalog)
     found = _assigned(node) if statement.kind is Kind.UPDATE else _inserted(node, table)
+    if not others and all(not _may_vary(c, catalog) for c in statement.calls) and _is_plain(found, table):
+        return {}
     if names is None or not _chooses_the_same(node, found, names):
         return {}
     numbers = tuple(
@@ -150,8 +169,30 @@ def _copy(value: Any) -> Any:
     return type(value).FromString(value.SerializeToString())
 
 
+def _is_plain(found: _Targets, table: Table) -> bool:
+    """Whether the values mean the same under all settings, as far as no function in them asks for these."""
+    types = {column.name: column.type_name.startswith(_PLAIN) for column in table.columns}
+    return all(
+        types.get(name, False)
+        and all(_is_plain_part(part, types) for value in values for part in everything(value))
+        for name, values in found.columns.items()
+    )
+
+
+def _is_plain_part(part: Any, types: Mapping[str, bool]) -> bool:
+    if isinstance(part, pg.ColumnRef):
+        # What is written as text may be a day, or a number.
+        return types.get(part.fields[-1].string.sval, False)
+    # In a function's arguments a text is of the type that the function asks for.
+    return not isinstance(part, pg.TypeCast | pg.FuncCall)
+
+
 def _moves(call: Call, catalog: Catalog) -> bool:
     """Whether the same arguments may give another value at another time or in another session."""
+    return _may_vary(call, catalog) and call.name not in _SETTLED | _SESSION
+
+
+def _may_vary(call: Call, catalog: Catalog) -> bool:
     users = [catalog.functions.get(oid) for oid in call.candidates]
     if any(function is None or function.volatility != "i" for function in users):
         return True
@@ -164,7 +205,7 @@ def _moves(call: Call, catalog: Catalog) -> bool:
     ]
     if not entries:
         return call.what == "function" and not users
-    return any(entry.volatility != "i" for entry in entries) and call.name not in _SETTLED
+    return any(entry.volatility != "i" for entry in entries)
 
 
 def _is_moving(part: Any, names: Container[str]) -> bool:

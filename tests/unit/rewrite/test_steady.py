@@ -40,6 +40,25 @@ def test_what_comes_from_other_rows_is_compared(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        "'01/02/2024'::date::text",
+        "('x' || '1 day'::interval)",
+        "to_char(1.5, 'FM9D9')",
+        "current_setting('application_name')",
+        "justify_days('40 days')",
+        "CASE WHEN id > 1 THEN '01/02/2024'::date::text END",
+    ],
+)
+def test_what_settings_give_another_meaning_is_compared(value: str) -> None:
+    assert columns(f"UPDATE customers SET name = {value} WHERE id = 1") == ["name"]
+    assert (
+        columns(f"UPDATE customers SET name = CASE WHEN now() > '-infinity' THEN {value} END WHERE id = 1")
+        == []
+    )
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "INSERT INTO customers (id, name) SELECT id, note || random() FROM orders",
