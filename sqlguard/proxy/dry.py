@@ -55,16 +55,14 @@ async def end_block(session: "AgentSession") -> bytes | None:
     """
     Tell what a block that was begun as a dry run would have changed; the caller rolls it back.
 
-    Return the server's ErrorResponse if COMMIT would have failed: a deferred constraint does not hold.
+    Return the ErrorResponse if COMMIT would have failed: a deferred constraint does not hold, or a gate refuses.
     """
     if session.books.status == b"E":
         return None
     report = await session.ask(
         f"{FORCE}; {plans.outcome_text(None, session.plans.stage.steady)}", Part.SWALLOW, Part.CAPTURE
     )
-    if report.failed is None:
-        await session.plans.tell_block(report.captured[0])
-    return report.failed
+    return report.failed if report.failed is not None else await session.plans.tell_block(report.captured[0])
 
 
 async def _tell(

@@ -19,7 +19,6 @@ from sqlguard.plan import (
     Step,
     may_go_over,
     measured_of,
-    over_the_cap,
     refused,
     ruling_of,
     steady,
@@ -201,26 +200,48 @@ class Plans:
         stage = Stage([self.step(decision, action, portal)], [decision], [ruling])
         return await self._session.operator.plan(self.draft(stage), found, None), found.report
 
-    async def tell_block(self, row: bytes) -> None:
-        """Keep the plan of a block that was run for show and tell of it; the caller rolls it back."""
+    async def tell_block(self, row: bytes, ask: Ask = own.ask) -> bytes | None:
+        """Keep the plan of a block that was run for show and tell of it, or return why not."""
         session = self._session
         stage, self.stage = self.stage, Stage()
         found = self.outcome(row)
         plan = None
         if stage.steps and not any(map(copies.is_copy, stage.decisions)):
+            if (failed := await self._judged(stage, ask)) is not None:
+                return failed
             plan = await session.operator.plan(self.draft(stage), found, None)
             session.operator.event(stage.steps[0].action, "previewed", {"plan": plan})
         session.client.write(plan_notice(found.report, None, plan, session.encoding))
+        return None
 
     async def end_staged(self, ask: Ask = own.ask) -> bytes | None:
         """Decide over a staged block at its COMMIT: None, or the error with which it is to be rolled back."""
         session = self._session
         stage, self.stage = self.stage, Stage()
         forced = await ask(session, plans.FORCE)
-        if forced.failed is not None:
-            return forced.failed
+        failed = forced.failed if forced.failed is not None else await self._judged(stage, ask)
+        if failed is not None:
+            return failed
         weighed = await self.redeem(self.draft(stage), None, ask)
         return None if weighed.goes_on else session.error(await self.stopped(weighed))
+
+    async def _judged(self, stage: Stage, ask: Ask) -> bytes | None:
+        """Have the gates that wait for rows decide over each write of a block; return the error if one refuses."""
+        session = self._session
+        for number, (step, decision) in enumerate(zip(stage.steps, stage.decisions, strict=True)):
+            if self.ruling(decision) is not None:
+                continue
+            asked = await ask(
+                session, weigh_text(step.action, share=late.wants_share(decision.verdict.gates))
+            )
+            if asked.failed is not None:
+                return asked.failed
+            ruling = self.ruling(decision, plans.measured(self._text(asked.captured[0]), self.policy))
+            assert ruling is not None  # noqa: S101 (everything is known)
+            if ruling.effect is Effect.REFUSE:
+                return session.error(refused(ruling))
+            stage.rulings[number] = ruling
+        return None
 
     def outcome(self, row: bytes) -> RunOutcome:
         text, signed = [self._decoded(value) for value in DataRow.decode(row[_HEADER_BYTES:]).values]
@@ -239,23 +260,6 @@ class Plans:
         fault = SqlguardError(fields.get(b"M", b"the plan could not be made").decode(encoding, "replace"))
         fault.sqlstate = fields.get(b"C", b"XX000").decode("ascii", "replace")
         return fault
-
-
-async def excess(
-    session: "AgentSession", decision: Decision, portal: "Portal | None" = None
-) -> SqlguardError | None:
-    """Count what a write would change, if no approval could let it go over its cap; return why it may not run."""
-    # To make the count costs a good part of what a decision does.
-    if session.said(decision).idempotency_key or decision.count is None:
-        return None
-    asked = own.count(session, decision.count, portal)
-    if portal is None:
-        own.sync(session)
-    await session.barrier()
-    if asked.failed is not None or not asked.captured:
-        return None
-    rows = DataRow.decode(asked.captured[0][_HEADER_BYTES:]).values[0]
-    return over_the_cap(decision.count, int(rows or 0))
 
 
 # --- the simple protocol

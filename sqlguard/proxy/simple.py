@@ -14,6 +14,7 @@ from sqlguard.errors import SqlguardError
 from sqlguard.plan import Decision, refused
 from sqlguard.policy.verdict import Effect
 from sqlguard.proxy import again, control, copies, dry, plans, repeats, several
+from sqlguard.proxy.excess import excess
 from sqlguard.proxy.likeness import certain, is_alike
 from sqlguard.proxy.portals import passes_always
 from sqlguard.proxy.report import WRITABLE, around, behind, can_be_approved, claim, nowhere, sqlstate
@@ -123,7 +124,7 @@ class Simple:
         if ruling is not None and ruling.effect is Effect.REFUSE:
             session.operator.event(action, "failed", {"sqlstate": "SG002"})
             self._fail(session.error(refused(ruling)))
-        elif (fault := await plans.excess(session, decision)) is not None:
+        elif (fault := await excess(session, decision)) is not None:
             session.operator.event(action, "failed", {"sqlstate": fault.sqlstate})
             self._fail(session.error(fault))
         elif session.dry:

@@ -13,8 +13,9 @@ from sqlguard.policy.late import Ruling, wants_share
 from sqlguard.policy.verdict import Effect
 from sqlguard.postgres import plans
 from sqlguard.proxy import again, copies, own, repeats
+from sqlguard.proxy.excess import excess
 from sqlguard.proxy.names import Names
-from sqlguard.proxy.plans import ask_inside, excess, note_text, outcome_text, weigh_text
+from sqlguard.proxy.plans import ask_inside, note_text, outcome_text, weigh_text
 from sqlguard.proxy.portals import Portal, Prepared
 from sqlguard.proxy.report import (
     WRITABLE,
@@ -335,8 +336,9 @@ class Steps(ABC):
         await session.barrier()
         if report.failed is not None:
             return False
-        await session.plans.tell_block(report.captured[0])
-        return True
+        if (failed := await session.plans.tell_block(report.captured[0], ask_inside)) is not None:
+            self._refuse(_EXECUTE, failed)
+        return failed is None
 
     async def _dry(self, portal: Portal, raw: bytes) -> None:
         """Run, force deferred constraints, read what changed, roll back; then tell."""

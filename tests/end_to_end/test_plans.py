@@ -355,3 +355,27 @@ def test_the_command_line(shop: Shop) -> None:
     status, said = run("plan", "list", "--json", dsn=shop.database.owner_dsn)
     assert [p["plan"] for p in json.loads(said)["plans"]] == [int(plan)]
     assert "public.customers" in run("plan", "show", plan, dsn=dana)[1]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_gates_decide_over_a_block_by_its_rows(shop: Shop, run: Any, staged: bool) -> None:  # noqa: FBT001
+    """A gate that refuses can't be approved, and one that wants two people gets them, though the block is one plan."""
+    agent = shop.agent(plan_only=staged)
+    if not staged:
+        agent.execute("SET sqlguard.dry_run = on")
+
+    def block(text: str, rows: int) -> None:
+        agent.execute("BEGIN")
+        run(agent, f"UPDATE late SET id = 1 WHERE id = %s {SURE}", 0)
+        run(agent, f"{text} WHERE id <= %s {SURE}", rows)
+        agent.execute("COMMIT")
+
+    with pytest.raises(psycopg.DatabaseError, match="a gate of the policy refuses this"):
+        block("UPDATE items SET quantity = 2", 30)
+    assert agent.info.transaction_status == pq.TransactionStatus.IDLE
+    assert shop.states() == []
+    with pytest.raises(psycopg.DatabaseError) if staged else nullcontext():
+        block("UPDATE orders SET note = 'b'", 5)
+    (plan,) = plans.list_plans(shop.owner)
+    assert plan.document["approvals_needed"] == 2
+    assert shop.approve(plan.id) == "open"
