@@ -19,7 +19,7 @@ from sqlguard.policy.late import Measured, Ruling
 from sqlguard.policy.tiers import ORDER
 from sqlguard.policy.verdict import Effect, Verdict
 from sqlguard.rewrite.count import Count
-from sqlguard.rewrite.steady import Written
+from sqlguard.rewrite.steady import Told
 from sqlguard.statement.model import Kind, Statement
 from sqlguard.steps import Answer
 
@@ -46,7 +46,7 @@ class Decision:
     #: Makes `count`, for which the tree is walked once more: most writes are run without.
     counting: Callable[[], Count | None] | None = None
     #: Makes `steady`, in the same way.
-    steadying: Callable[[], Written] | None = None
+    steadying: Callable[[], Told] | None = None
     #: Statements of ours that belong to it, in its transaction (`rewrite.copy_in`).
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ class Decision:
         return None if self.counting is None else self.counting()
 
     @cached_property
-    def steady(self) -> Written:
-        """The columns whose new values are compared when its plan is committed (`rewrite.steady`)."""
+    def steady(self) -> Told:
+        """What its plan's digest is told of it (`rewrite.steady`)."""
         return {} if self.steadying is None else self.steadying()
 
     @property
@@ -268,7 +268,7 @@ class Stage:
 
 
 def steady(run: Iterable[tuple[int, Decision]]) -> str | None:
-    """Return as JSON what a digest compares of what actions write: action -> table's oid -> numbers of columns."""
+    """Return as JSON what a digest is told of actions: action -> what `rewrite.steady` finds."""
     found = {action: decision.steady for action, decision in run if decision.steady}
     return json.dumps(found) if found else None
 

@@ -12,7 +12,7 @@ from servers import Database, fresh_database
 
 import sqlguard
 from sqlguard.embedded import EmbeddedServer
-from sqlguard.errors import ApprovalRequired
+from sqlguard.errors import ApprovalRequired, Drift
 from sqlguard.policy import parse_policy
 from sqlguard.postgres import plans
 from sqlguard.postgres.guard_table import guard_tables
@@ -133,3 +133,31 @@ def stopped(db: sqlguard.GuardedConnection, text: str, *params: Any, **said: Any
     assert caught.value.detail is not None
     assert caught.value.hint is not None
     return int(caught.value.detail.split(":")[0].removeprefix("plan "))
+
+
+@contextmanager
+def approver(database: Database) -> Iterator[None]:
+    """Have the person there by whom `again` lets things pass."""
+    with database.connect() as admin:
+        admin.execute("CREATE ROLE sg_written LOGIN PASSWORD 'secret' IN ROLE sqlguard_approver")
+    try:
+        yield
+    finally:
+        with database.connect() as admin:
+            admin.execute("DROP OWNED BY sg_written; DROP ROLE sg_written")
+
+
+def again(database: Database, text: str, meanwhile: str) -> str:
+    """Preview, approve, let the owner do something, send it again; return how that ended."""
+    with database.connect(database.owner_dsn) as owner:
+        task = open_task(owner, agent="tester", policy="shop").task.id
+        with sqlguard.connect(database.owner_dsn, task=task) as db:
+            plan = plans.show(owner, stopped(db, text))
+            with database.connect(database.dsn_for("sg_written", "secret")) as who:
+                assert plans.approve(who, plan.id, plan.document["digest"]) == "approved"
+            owner.execute(meanwhile.encode())
+            try:
+                assert db.execute(text).plan == plan.id
+            except Drift:
+                return "drift"
+            return "committed"

@@ -344,44 +344,132 @@ CREATE FUNCTION sqlguard.same_row(relation oid, key_columns text[], key text) RE
         JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name
     $$;
 
--- The exact rows: of each its table, its key and how it was before. An inserted row has no before, and its key is
--- often a number that no two runs get: then the number of rows has to do. The rows' order means nothing. What is
--- written into the rows is added for the columns in *steady* (action -> table's oid -> numbers of its columns), which
--- the guard knows to depend on nothing but other rows. *outside* is `unguarded`.
+-- Triggers that nobody but the users made, on a table and on all partitions of it.
+CREATE FUNCTION sqlguard.users_triggers(relation oid) RETURNS SETOF pg_catalog.pg_trigger
+    LANGUAGE sql STABLE ROWS 3 SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT t.* FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
+        WHERE NOT t.tgisinternal AND f.pronamespace <> 'sqlguard'::regnamespace AND t.tgrelid IN (
+            SELECT relation UNION SELECT p.relid::oid FROM pg_partition_tree(relation) p)
+    $$;
+
+-- Whether a trigger with these bits (4 INSERT, 8 DELETE, 16 UPDATE) fires on a change of this kind.
+CREATE FUNCTION sqlguard.fires_on(bits smallint, op text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    AS $$
+        SELECT bits & CASE op WHEN 'insert' THEN 4 WHEN 'delete' THEN 8 ELSE 16 END <> 0
+    $$;
+
+-- Which parts of a new row's key another run over the same rows would give it again. Where the guard does not say so, what
+-- looks as if the database or a clock gave it counts as not lasting.
+CREATE FUNCTION sqlguard.lasting(relation oid, key_columns text[], op text, known jsonb) RETURNS boolean[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            RETURN (
+                SELECT array_agg(CASE
+                        WHEN op = 'insert' AND known ? 'insert' THEN known #> '{insert,lasts}' ? k.name
+                        WHEN op = 'rekey' AND known ? 'update' THEN NOT known #> '{update,moves}' ? k.name
+                        ELSE NOT a.atthasdef AND a.attidentity = '' AND NOT t.is_filled
+                            AND format_type(a.atttypid, NULL) !~ '^(time|date|uuid)'
+                    END ORDER BY k.n)
+                FROM unnest(key_columns) WITH ORDINALITY AS k (name, n)
+                JOIN pg_attribute a ON a.attrelid = relation AND a.attname = k.name
+                CROSS JOIN (SELECT EXISTS (
+                    -- Before each row.
+                    SELECT FROM sqlguard.users_triggers(relation) u
+                    WHERE u.tgtype & 3 = 3 AND sqlguard.fires_on(u.tgtype, op)) AS is_filled) t);
+        END
+    $$;
+
+-- What a run changed, in groups of like change sets. *known* is what the guard tells of the statement (`rewrite.steady`),
+-- null for what triggers and functions did.
+CREATE FUNCTION sqlguard.change_groups(tx xid8, only_action bigint, steady jsonb)
+    RETURNS TABLE (schema_name text, table_name text, op text, relid oid, root oid, key_columns text[], known jsonb,
+                   ids bigint[], rows bigint, lasts boolean[])
+    LANGUAGE plpgsql STABLE ROWS 3 SET search_path = pg_catalog, pg_temp
+    AS $$
+        #variable_conflict use_column
+        BEGIN
+            RETURN QUERY
+                SELECT g.schema_name, g.table_name, g.op, g.relid, coalesce(pg_partition_root(g.relid)::oid, g.relid),
+                       g.key_columns, k.known, g.ids, g.rows,
+                       CASE WHEN g.op IN ('insert', 'rekey') THEN sqlguard.lasting(g.relid, g.key_columns, g.op, k.known) END
+                FROM (SELECT s.schema_name, s.table_name, s.op, s.relid, s.key_columns, s.action_id, s.depth = 0 AS is_own,
+                             array_agg(s.id ORDER BY s.id) AS ids, sum(s.rows)::bigint AS rows
+                      FROM sqlguard.change_set s
+                      WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
+                      GROUP BY 1, 2, 3, 4, 5, 6, 7) g
+                LEFT JOIN LATERAL (
+                    SELECT steady #> ARRAY[g.action_id::text, 'tables', n.relation::text] AS known
+                    FROM (SELECT g.relid UNION SELECT p.relid::oid FROM pg_partition_ancestors(g.relid) p) n (relation)
+                    WHERE g.is_own AND steady #> ARRAY[g.action_id::text, 'tables', n.relation::text] IS NOT NULL
+                    LIMIT 1) k ON true;
+        END
+    $$;
+
+-- The parts of a key that last, as an expression.
+CREATE FUNCTION sqlguard.lasting_key(key text, lasts boolean[]) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+        SELECT CASE WHEN true = ALL (lasts) THEN key
+            WHEN true = ANY (lasts) THEN pg_catalog.format('ARRAY[%s]', (
+                SELECT pg_catalog.string_agg(
+                    CASE WHEN l.is_lasting THEN pg_catalog.format('(%s)[%s]', key, l.n) ELSE 'NULL::text' END, ', '
+                    ORDER BY l.n)
+                FROM pg_catalog.unnest(lasts) WITH ORDINALITY AS l (is_lasting, n)))
+            ELSE 'NULL::text[]' END
+    $$;
+
+-- The exact rows: of each its table, its key and how it was before the run. What the run itself has made has no before
+-- that counts, whether it was inserted or is changed a second time (by a trigger): its values may be another clock's or
+-- another sequence's by then. So for it, and for what is inserted, the parts of the key that last have to do, or the number
+-- of rows. The rows' order means nothing. What is written into the rows is added for the columns in *steady* (action ->
+-- what the guard tells of it), and the code that has a part in it. *outside* is `unguarded`.
 CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb, outside jsonb) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = 'force_generic_plan'
+    -- Of sets of rows of an unknown size the server expects the worst, and would compile.
+    SET plan_cache_mode = 'force_generic_plan' SET jit = 'off'
     SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET lc_monetary = 'C'
     SET extra_float_digits = 1 SET bytea_output = 'hex' SET work_mem = '64MB'
     AS $$
         DECLARE
-            lines text := '';
+            lines text[] := '{}';
             part bytea;
             c record;
         BEGIN
             FOR c IN
-                SELECT s.schema_name, s.table_name, s.op, s.relid, s.key_columns, array_agg(s.id) AS ids,
-                       sum(s.rows)::bigint AS rows
-                FROM sqlguard.change_set s
-                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
-                GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3
+                SELECT g.*, sum(CASE WHEN g.op IN ('insert', 'update', 'rekey') THEN cardinality(g.ids) ELSE 0 END)
+                           OVER (PARTITION BY g.root) > (g.op IN ('insert', 'update', 'rekey'))::integer AS is_late
+                FROM sqlguard.change_groups(tx, only_action, steady) g
             LOOP
                 part := NULL;
-                IF c.op = 'insert' AND (coalesce(cardinality(c.key_columns), 0) = 0 OR EXISTS (
-                        SELECT FROM pg_attribute a WHERE a.attrelid = c.relid AND a.attname = ANY (c.key_columns)
-                            AND (a.atthasdef OR a.attidentity <> ''))) THEN
-                    NULL;
+                IF c.op = 'insert' THEN
+                    IF true = ANY (c.lasts) THEN
+                        EXECUTE format($q$
+                            SELECT array_send(array_agg(q.h)) FROM (
+                                SELECT sqlguard.row_hash(%s, NULL, NULL) AS h
+                                FROM unnest($1) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r ORDER BY 1) q
+                            $q$, sqlguard.lasting_key('r.key', c.lasts)) INTO part USING c.ids;
+                    END IF;
+                ELSIF c.is_late THEN
+                    EXECUTE sqlguard.late_rows(c.relid, c.op, c.key_columns, c.lasts,
+                                               sqlguard.made_lasts(c.root, tx, only_action, steady))
+                        INTO part USING c.ids, tx, only_action, c.root;
                 ELSIF c.op = 'soft_delete' AND cardinality(c.key_columns) > 0 THEN
                     EXECUTE format($q$
                         SELECT array_send(array_agg(q.h)) FROM (
-                            SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, ROW(%s)::text)) AS h
+                            SELECT sqlguard.row_hash(r.key, NULL, coalesce(r.before, %s)) AS h
                             FROM unnest($1) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
                             LEFT JOIN ONLY %s AS "sg row" ON %s ORDER BY 1) q
-                        $q$, (SELECT string_agg(format('"sg row".%I', a.attname), ', ' ORDER BY a.attnum)
-                              FROM pg_attribute a
-                              WHERE a.attrelid = c.relid AND a.attnum > 0 AND NOT a.attisdropped
-                                  AND a.attname NOT IN ('deleted_at', 'deleted_by_agent')),
-                        c.relid::regclass, sqlguard.same_row(c.relid, c.key_columns, 'r.key')) INTO part USING c.ids;
+                        $q$, sqlguard.own_image(c.relid), c.relid::regclass,
+                        sqlguard.same_row(c.relid, c.key_columns, 'r.key')) INTO part USING c.ids;
+                ELSIF c.op = 'rekey' AND NOT true = ALL (c.lasts) THEN
+                    EXECUTE format($q$
+                        SELECT array_send(array_agg(q.h)) FROM (
+                            SELECT sqlguard.row_hash(r.key, %s, r.before) AS h
+                            FROM unnest($1) AS s (id) CROSS JOIN LATERAL sqlguard.row_changes(s.id) r ORDER BY 1) q
+                        $q$, sqlguard.lasting_key('r.new_key', c.lasts)) INTO part USING c.ids;
                 ELSE
                     SELECT array_send(array_agg(q.h)) INTO part FROM (
                         SELECT sqlguard.row_hash(r.key, r.new_key, r.before) AS h
@@ -389,62 +477,168 @@ CREATE FUNCTION sqlguard.change_digest(tx xid8, only_action bigint, steady jsonb
                         ORDER BY 1) q;
                 END IF;
                 lines := lines || jsonb_build_array(c.schema_name, c.table_name, c.op, c.rows,
-                                                    encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
+                                                    encode(sha256(coalesce(part, '')), 'hex'))::text;
             END LOOP;
-            IF steady IS NOT NULL THEN
-                lines := lines || sqlguard.written_digest(tx, only_action, steady);
-            END IF;
-            IF outside <> '[]' THEN
-                SELECT lines || coalesce(string_agg(jsonb_build_array(u -> 'table', u -> 'inserted', u -> 'updated',
-                                                                      u -> 'deleted')::text, E'\n'), '')
-                    INTO lines FROM jsonb_array_elements(outside) u;
-            END IF;
-            RETURN encode(sha256(convert_to(lines, 'UTF8')), 'hex');
+            lines := lines || sqlguard.code_lines(tx, only_action, steady)
+                || CASE WHEN steady IS NOT NULL THEN sqlguard.written_lines(tx, only_action, steady) END
+                || ARRAY(SELECT jsonb_build_array(u -> 'table', u -> 'inserted', u -> 'updated', u -> 'deleted')::text
+                         FROM jsonb_array_elements(outside) u);
+            RETURN encode(sha256(convert_to(
+                coalesce((SELECT string_agg(l, E'\n' ORDER BY l COLLATE "C") FROM unnest(lines) l), ''), 'UTF8')), 'hex');
+        END
+    $$;
+
+-- A row that was deleted softly and is its own image, as it was before.
+CREATE FUNCTION sqlguard.own_image(relation oid) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT format('ROW(%s)::text', string_agg(format('"sg row".%I', a.attname), ', ' ORDER BY a.attnum))
+        FROM pg_attribute a
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+            AND a.attname NOT IN ('deleted_at', 'deleted_by_agent')
+    $$;
+
+-- What lasts of the keys that a run has given to rows of a table: what does so in every change set.
+CREATE FUNCTION sqlguard.made_lasts(root oid, tx xid8, only_action bigint, steady jsonb) RETURNS boolean[]
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT array_agg(q.lasts ORDER BY q.n)
+        FROM (SELECT l.n, bool_and(l.lasts) AS lasts
+              FROM sqlguard.change_groups(tx, only_action, steady) g
+              CROSS JOIN LATERAL unnest(g.lasts) WITH ORDINALITY AS l (lasts, n)
+              WHERE g.root = made_lasts.root GROUP BY 1) q
+    $$;
+
+-- The query for the rows of change sets ($1) some of which the run may have made or changed before. What a trigger does to
+-- a row comes after what its statement did to it, but is kept first: so within an action the outer change is the earlier one.
+-- Without a key a row is known by the hash that sets of up to 1,000 rows keep of it.
+CREATE FUNCTION sqlguard.late_rows(relation oid, op text, key_columns text[], lasts boolean[], made boolean[]) RETURNS text
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT format($q$
+            SELECT array_send(array_agg(q.h)) FROM (
+                SELECT sqlguard.row_hash(CASE WHEN m.is_new THEN %1$s ELSE r.key END, %2$s,
+                                         CASE WHEN m.since IS NULL THEN %3$s END) AS h
+                FROM unnest($1) AS i (id) JOIN sqlguard.change_set s USING (id)
+                CROSS JOIN LATERAL sqlguard.row_changes(s.id) r
+                LEFT JOIN (
+                    SELECT %4$s AS mark, min(ARRAY[coalesce(x.action_id, 0), x.depth, x.id]) AS since,
+                           bool_or(x.op <> 'update') AS is_new
+                    FROM sqlguard.change_set x CROSS JOIN LATERAL sqlguard.row_changes(x.id) e
+                    WHERE x.txid = $2 AND ($3 IS NULL OR x.action_id = $3) AND x.op IN ('insert', 'update', 'rekey')
+                        AND coalesce(pg_partition_root(x.relid)::oid, x.relid) = $4
+                    GROUP BY 1) m ON m.mark = %5$s AND m.since < ARRAY[coalesce(s.action_id, 0), s.depth, s.id]
+                %6$s ORDER BY 1) q
+            $q$,
+            sqlguard.lasting_key('r.key', made), sqlguard.lasting_key('r.new_key', coalesce(lasts, '{}')),
+            CASE WHEN op = 'soft_delete' AND k.has_key THEN format('coalesce(r.before, %s)', sqlguard.own_image(relation))
+                ELSE 'r.before' END,
+            CASE WHEN k.has_key THEN 'coalesce(e.new_key, e.key)' ELSE 'e.after' END,
+            CASE WHEN k.has_key THEN 'r.key' ELSE 'hashtextextended(r.before, 0)' END,
+            CASE WHEN op = 'soft_delete' AND k.has_key THEN format('LEFT JOIN ONLY %s AS "sg row" ON %s', relation::regclass,
+                                                     sqlguard.same_row(relation, key_columns, 'r.key')) END)
+        FROM (SELECT cardinality(key_columns) > 0 AS has_key) k
+    $$;
+
+-- What is written depends on it without being a row: of the tables that were changed, and of views that are written
+-- through, the defaults that the statement leaves values to, what is generated, the triggers with the functions that they
+-- call; the functions that the statement calls itself.
+CREATE FUNCTION sqlguard.code_lines(tx xid8, only_action bigint, steady jsonb) RETURNS text[]
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        BEGIN
+            RETURN (
+                WITH changed AS (
+                    SELECT g.relid, g.op,
+                           CASE WHEN g.op IN ('insert', 'update', 'rekey') THEN coalesce(g.known -> 'given', '[]') END AS given
+                    FROM sqlguard.change_groups(tx, only_action, steady) g
+                    UNION ALL
+                    SELECT v.oid::oid, 'view', '[]'
+                        FROM jsonb_each(steady) a, jsonb_array_elements_text(a.value -> 'views') AS v (oid)
+                ), used AS (
+                    SELECT f::oid AS oid FROM jsonb_each(steady) a, jsonb_array_elements_text(a.value -> 'code') AS f
+                    UNION
+                    SELECT t.tgfoid FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
+                        WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
+                ), lines AS (
+                    SELECT jsonb_build_array('default', c.relid::regclass, a.attname, a.attgenerated,
+                                             pg_get_expr(d.adbin, d.adrelid))
+                        FROM changed c JOIN pg_attrdef d ON d.adrelid = c.relid
+                        JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+                        WHERE c.given IS NOT NULL AND NOT c.given ? a.attname
+                    UNION
+                    SELECT jsonb_build_array('trigger', t.tgenabled, pg_get_triggerdef(t.oid))
+                        FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
+                        WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
+                    UNION
+                    SELECT jsonb_build_array('view', c.relid::regclass, pg_get_viewdef(c.relid))
+                        FROM changed c WHERE c.op = 'view'
+                    UNION
+                    SELECT jsonb_build_array('function', f.oid::regprocedure, pg_get_functiondef(f.oid))
+                        FROM used u JOIN pg_proc f USING (oid) WHERE f.prokind <> 'a'
+                )
+                SELECT coalesce(array_agg(l.line::text), '{}') FROM lines AS l (line));
         END
     $$;
 
 -- What was written into steady columns, a line per change set that the statement itself has made. It is read from the
--- table: a row that was changed again in the same transaction has other values by now, and then nothing is said.
-CREATE FUNCTION sqlguard.written_digest(tx xid8, only_action bigint, steady jsonb) RETURNS text
+-- table: a row that was changed again in the same transaction has other values by now, and then nothing is said. Without a
+-- key the row is not found again: there the hashes that small sets keep of whole rows have to do, if all of it lasts.
+CREATE FUNCTION sqlguard.written_lines(tx xid8, only_action bigint, steady jsonb) RETURNS text[]
     LANGUAGE plpgsql VOLATILE
     AS $$
         DECLARE
-            lines text := '';
+            lines text[] := '{}';
             part bytea;
             names text[];
             c record;
         BEGIN
             FOR c IN
-                SELECT s.id, s.schema_name, s.table_name, s.op, s.relid, s.key_columns, n.relation,
-                       steady #> ARRAY[s.action_id::text, n.relation::text] AS numbers, k.relkind
-                FROM sqlguard.change_set s JOIN pg_class k ON k.oid = s.relid
-                CROSS JOIN LATERAL (SELECT s.relid UNION SELECT p.relid::oid FROM pg_partition_ancestors(s.relid) p)
-                    AS n (relation)
-                WHERE s.txid = tx AND (only_action IS NULL OR s.action_id = only_action)
-                    AND s.op IN ('insert', 'update') AND s.depth = 0 AND cardinality(s.key_columns) > 0
-                    AND steady #> ARRAY[s.action_id::text, n.relation::text] IS NOT NULL
+                SELECT s.id, s.schema_name, s.table_name, s.op, s.relid, s.key_columns, k.relkind, g.known,
+                       g.known -> CASE s.op WHEN 'insert' THEN 'insert' ELSE 'update' END AS written
+                FROM sqlguard.change_groups(tx, only_action, steady) g CROSS JOIN LATERAL unnest(g.ids) AS i (id)
+                JOIN sqlguard.change_set s USING (id) JOIN pg_class k ON k.oid = s.relid
+                WHERE s.op IN ('insert', 'update', 'rekey') AND g.known -> 'compared' = 'true'
                     AND NOT EXISTS (SELECT FROM sqlguard.change_set x
                                     WHERE x.txid = tx AND x.relid = s.relid AND x.op <> 'insert' AND x.id <> s.id
                                         AND (x.id > s.id OR x.depth > 0))
-                ORDER BY s.action_id, s.schema_name, s.table_name, s.op, s.id
             LOOP
-                names := ARRAY(SELECT a.attname::text FROM pg_attribute a
-                               WHERE a.attrelid = c.relation AND NOT a.attisdropped AND a.attgenerated = ''
-                                   AND to_jsonb(a.attnum) <@ c.numbers ORDER BY a.attnum);
-                CONTINUE WHEN cardinality(names) = 0;
-                EXECUTE format($q$
-                    SELECT array_send(array_agg(q.h)) FROM (
-                        SELECT sqlguard.row_hash(CASE WHEN $2 THEN coalesce(r.new_key, r.key) END, NULL, ROW(%s)::text) AS h
-                        FROM sqlguard.row_changes($1) r JOIN %s%s AS "sg row" ON %s ORDER BY 1) q
-                    $q$, (SELECT string_agg(format('"sg row".%I', name), ', ') FROM unnest(names) AS name),
-                    CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END, c.relid::regclass,
-                    sqlguard.same_row(c.relid, c.key_columns, 'coalesce(r.new_key, r.key)'))
-                    INTO part USING c.id, c.op = 'update';
+                names := NULL;
+                IF coalesce(cardinality(c.key_columns), 0) = 0 THEN
+                    CONTINUE WHEN NOT sqlguard.all_lasts(c.relid, c.op, c.known, c.written);
+                    SELECT array_send(array_agg(r.after ORDER BY r.after)) INTO part FROM sqlguard.row_changes(c.id) r;
+                ELSE
+                    names := ARRAY(SELECT a.attname::text FROM pg_attribute a
+                                   WHERE a.attrelid = c.relid AND NOT a.attisdropped AND a.attgenerated = ''
+                                       AND c.written -> 'lasts' ? a.attname ORDER BY a.attname);
+                    CONTINUE WHEN cardinality(names) = 0;
+                    EXECUTE format($q$
+                        SELECT array_send(array_agg(q.h)) FROM (
+                            SELECT sqlguard.row_hash(CASE WHEN $2 THEN r.key END, NULL, ROW(%s)::text) AS h
+                            FROM sqlguard.row_changes($1) r JOIN %s%s AS "sg row" ON %s ORDER BY 1) q
+                        $q$, (SELECT string_agg(format('"sg row".%I', name), ', ') FROM unnest(names) AS name),
+                        CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END, c.relid::regclass,
+                        sqlguard.same_row(c.relid, c.key_columns, 'coalesce(r.new_key, r.key)'))
+                        INTO part USING c.id, c.op <> 'insert';
+                END IF;
                 lines := lines || jsonb_build_array('written', c.schema_name, c.table_name, c.op, to_jsonb(names),
-                                                    encode(sha256(coalesce(part, '')), 'hex'))::text || E'\n';
+                                                    encode(sha256(coalesce(part, '')), 'hex'))::text;
             END LOOP;
             RETURN lines;
         END
+    $$;
+
+-- Whether all that a new row holds is the statement's, a constant or made of both.
+CREATE FUNCTION sqlguard.all_lasts(relation oid, op text, known jsonb, written jsonb) RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+    AS $$
+        SELECT coalesce(bool_and(CASE
+                WHEN written -> 'moves' ? a.attname THEN false
+                WHEN op <> 'insert' OR a.attgenerated <> '' OR written -> 'lasts' ? a.attname THEN true
+                ELSE NOT known -> 'given' ? a.attname AND a.attidentity = '' AND coalesce(d.adbin::text LIKE '{CONST %', true)
+            END), false)
+        FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     $$;
 
 -- The rows of a table before the transaction's own deletes. Past a million the planner's estimate has to do; *enough*
@@ -916,7 +1110,11 @@ REVOKE ALL ON FUNCTION
     sqlguard.touched(xid8, bigint, jsonb),
     sqlguard.meaning(), sqlguard.bound_digest(text, bigint), sqlguard.noted_sequences(), sqlguard.note_sequences(bigint),
     sqlguard.sequences_by_action(bigint, jsonb), sqlguard.same_row(oid, text[], text),
-    sqlguard.written_digest(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
+    sqlguard.written_lines(xid8, bigint, jsonb), sqlguard.change_digest(xid8, bigint, jsonb, jsonb),
+    sqlguard.change_groups(xid8, bigint, jsonb), sqlguard.lasting(oid, text[], text, jsonb), sqlguard.users_triggers(oid),
+    sqlguard.lasting_key(text, boolean[]), sqlguard.own_image(oid), sqlguard.made_lasts(oid, xid8, bigint, jsonb),
+    sqlguard.late_rows(oid, text, text[], boolean[], boolean[]), sqlguard.code_lines(xid8, bigint, jsonb),
+    sqlguard.fires_on(smallint, text), sqlguard.all_lasts(oid, text, jsonb, jsonb),
     sqlguard.row_hash(text[], text[], text),
     sqlguard.rows_before(oid, bigint, bigint), sqlguard.shares(xid8, bigint, boolean), sqlguard.weigh(bigint, boolean),
     sqlguard.plan_outcome(bigint, jsonb, integer), sqlguard.forced_outcome(bigint, jsonb),
