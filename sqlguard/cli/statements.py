@@ -74,9 +74,7 @@ def check(
     decisions = (
         decided_elsewhere(text, dialect, policies[0]) if dialect else decided(text, policies[0], found)
     )
-    documents = [
-        _verdict(d, why=why, resolved=bool(found)) for d in (foreseen(d, confidence) for d in decisions)
-    ]
+    documents = [_verdict(foreseen(d, confidence), why=why, resolved=bool(found)) for d in decisions]
     if as_json:
         print_json({"dialect": dialect or "postgresql", "lint": bool(dialect), "statements": documents})
     else:

@@ -235,7 +235,7 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
     shape: int,
     partitioned: bool,
 ) -> str:
-    key = _key(keys, ROW)
+    key, nothing = _key(keys, ROW), sql.SQL("")
     parts = parts | {
         "row": ROW,
         "key": key,
@@ -245,18 +245,13 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
         "many": sql.Literal(MANY),
         "hashed": sql.Literal(HASHED),
         "single": sql.Literal(SINGLE),
-        "none_lost": _NONE_LOST,
-        "pair_same": _pair(conn, key, "same", soft=soft, keyed=bool(keys)),
+        "none_lost": _NONE_LOST if keys or partitioned else nothing,
     }
+    for which in ("soft", "rest", "all", "same"):
+        parts[f"pair_{which}"] = _pair(conn, key, which, soft=soft, keyed=bool(keys))
     # In parentheses and with a star, because a column may be called `text`.
     image = sql.SQL("({}.*)::text").format(ROW)
-    more: dict[str, sql.Composable] = {
-        "keep_soft": _keep(parts, "soft_delete", _image(keys, image, shape), keyed=bool(keys)),
-        "pair_soft": _pair(conn, key, "soft", soft=soft, keyed=bool(keys)),
-        "pair_rest": _pair(conn, key, "rest", soft=soft, keyed=bool(keys)),
-        "pair_all": _pair(conn, key, "all", soft=soft, keyed=bool(keys)),
-    }
-    nothing = sql.SQL("")
+    keep_soft = _keep(parts, "soft_delete", _image(keys, image, shape), keyed=bool(keys))
     return _STATEMENT.format(
         **parts,
         keep_insert=_keep(parts, "insert", image),
@@ -265,12 +260,10 @@ def _statement_body(  # noqa: PLR0913 (what a relation is)
         insert_check=_INSERT_CHECK if soft else nothing,
         delete_check=walls_unkept.DELETE.format(oid=parts["oid"]),
         update_check=walls_unkept.update_check(parts["oid"], ROW, parts["key"] if keys else image),
-        soft=_SOFT.format(**parts, **more) if soft else _COUNT,
+        soft=_SOFT.format(**parts, keep_soft=keep_soft) if soft else _COUNT,
         one=_one(parts, keys) if keys and not partitioned else nothing,
         # A row that went to another partition may be missing among the new ones.
-        pairs=_PAIRS.format(**parts, **more)
-        if keys
-        else _COUNT_OLD.format(none_lost=_NONE_LOST if partitioned else nothing),
+        pairs=(_PAIRS if keys else _COUNT_OLD).format(**parts),
     ).as_string(conn)
 
 
