@@ -54,19 +54,34 @@ def given(
 
     Raises NotUnderstood for what a comment or a setting could not say either: a caller of ours hears of its mistake.
     """
-    texts = {"reason": reason, "idempotency_key": idempotency_key, "step": step}
-    for name, text in texts.items():
-        if text is not None and len(text) > LIMITS[name]:
-            raise NotUnderstood(
-                f"`{name}` is longer than {LIMITS[name]} characters", hint=f"give a shorter {name}"
-            )
+    if confidence is not None and not 0 <= confidence <= 1:
+        raise NotUnderstood(f"the confidence {confidence} is not between 0 and 1", hint="give 0.9 for 90 %")
+    return checked(Annotation(reason or None, confidence, idempotency_key or None, step or None))
+
+
+def checked(annotation: Annotation) -> Annotation:
+    """Return *annotation*. Raises NotUnderstood for a text in it that the journal can't take as it is."""
+    for name, limit in LIMITS.items():
+        text = getattr(annotation, name)
+        if text is not None and len(text) > limit:
+            raise NotUnderstood(f"`{name}` is longer than {limit} characters", hint=f"give a shorter {name}")
         if text is not None and "\0" in text:
             raise NotUnderstood(
                 f"`{name}` holds a NUL, which no text of PostgreSQL's can", hint="leave it out"
             )
-    if confidence is not None and not 0 <= confidence <= 1:
-        raise NotUnderstood(f"the confidence {confidence} is not between 0 and 1", hint="give 0.9 for 90 %")
-    return Annotation(reason or None, confidence, idempotency_key or None, step or None)
+    return annotation
+
+
+def clipped(annotation: Annotation) -> Annotation:
+    """Return *annotation* as the journal can take it: what is refused is written down whatever was said about it."""
+    if annotation == EMPTY:
+        return annotation
+    fitting: Any = {
+        name: text[:limit].replace("\0", "\ufffd")
+        for name, limit in LIMITS.items()
+        if (text := getattr(annotation, name)) is not None
+    }
+    return replace(annotation, **fitting)
 
 
 def confidence(text: str) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from sqlguard.annotation import Annotation
+from sqlguard.annotation import Annotation, checked, clipped
 from sqlguard.errors import (
     ApprovalRequired,
     CapExceeded,
@@ -358,7 +358,13 @@ def begin_text(decision: Decision) -> str:
 def intent(
     decision: Decision, params: Sequence[object] | None, annotation: Annotation, *, via: str
 ) -> Intent:
-    """Return what the journal must know of a decision before it is carried out."""
+    """
+    Return what the journal must know of a decision before it is carried out.
+
+    Raises NotUnderstood when it could not take what is said about a statement that would run.
+    """
+    fit = clipped if decision.verdict.effect is Effect.REFUSE else checked
+    annotation = fit(annotation)
     return Intent(
         kind=decision.kind.value,
         verdict=str(decision.verdict.effect),

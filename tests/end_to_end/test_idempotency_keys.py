@@ -277,3 +277,33 @@ def test_a_write_whose_commit_fails_leaves_the_key_free(wired_world: Wired, agen
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         assert conn.execute(text.format(1).encode()).statusmessage == "INSERT 0 1"
     assert wired_world.outcomes(agent) == ["failed", "committed"]
+
+
+@pytest.mark.parametrize("mode", ["simple", "extended", "block", "several", "setting", "dry"])
+@pytest.mark.parametrize("said", ["reason='a%00b'", f"idempotency_key='{'k1' * 300}'", "step='%00'"])
+def test_what_the_journal_can_not_take_is_told_and_nothing_runs(
+    wired_world: Wired, agent: Agent, mode: str, said: str
+) -> None:
+    name, _, value = said.partition("=")
+    text = f"INSERT INTO plain (id, t) VALUES (71, 'x') /*{said}*/"
+    with agent.connect() as conn:
+        if mode == "setting":
+            if "%00" in value:
+                pytest.skip("a setting can hold no NUL")
+            conn.execute(f"SET sqlguard.{name} = {value}")
+            text = "INSERT INTO plain (id, t) VALUES (71, 'x')"
+        elif mode in ("block", "dry"):
+            conn.execute("BEGIN" if mode == "block" else "SET sqlguard.dry_run = on")
+        elif mode == "several":
+            text += "; SELECT 1"
+        with pytest.raises(psycopg.DatabaseError, match=name) as caught:
+            conn.execute(text.encode(), prepare=mode == "extended")
+        assert (caught.value.sqlstate, caught.value.diag.message_hint is None) == ("SG007", False)
+        if mode == "block":
+            conn.execute("ROLLBACK")
+        # What is refused is written down all the same.
+        with pytest.raises(psycopg.DatabaseError):
+            conn.execute(f"DROP TABLE plain /*{said}*/".encode())
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+    assert not wired_world.value("SELECT count(*) FROM plain WHERE id = 71")
+    assert wired_world.outcomes(agent)[-1] == "refused"

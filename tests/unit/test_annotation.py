@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sqlguard.annotation import EMPTY, Annotation, confidence, given, read, with_field
+from sqlguard.annotation import EMPTY, Annotation, clipped, confidence, given, read, with_field
 from sqlguard.errors import NotUnderstood
 
 
@@ -72,3 +72,9 @@ def test_arguments_are_held_to_what_a_comment_could_say(what: dict[str, Any], wh
 def test_arguments_that_say_nothing_are_not_given() -> None:
     assert given(reason="", idempotency_key="", step="") == EMPTY
     assert given("because", 0, "k", "s") == Annotation("because", 0, "k", "s")
+
+
+def test_what_is_refused_is_written_down_whatever_is_said() -> None:
+    said = Annotation("r" * 20_000, 0.5, "k\0", "s", "t")
+    assert clipped(said) == Annotation("r" * 10_000, 0.5, "k\ufffd", "s", "t")
+    assert clipped(EMPTY) is EMPTY
