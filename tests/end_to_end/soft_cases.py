@@ -201,7 +201,7 @@ class World:
             dbname=self.database.name,
         )
         try:
-            with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            with psycopg.connect(dsn, autocommit=True) as conn:
                 conn.execute("SET TIME ZONE 'UTC'")
                 yield opened.task.id, conn
         finally:
@@ -258,7 +258,7 @@ def ask(conn: psycopg.Connection[Any], text: str, door: str = "simple", copy_in:
                     copy.write(copy_in)
                 return Answer(cursor.statusmessage)
             if door == "extended" and ";" not in text:
-                cursor.execute(text.encode(), prepare=True, binary=False)
+                cursor.execute(text.encode(), prepare=True)
             else:
                 cursor.execute(text.encode())
             while cursor.nextset():
