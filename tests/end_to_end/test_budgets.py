@@ -215,4 +215,5 @@ def test_sessions_that_came_through_are_known(wired: Wired) -> None:
         for _ in range(100):
             if wired.value(f"SELECT count(*) FROM sqlguard.door_session WHERE pid = {pid}"):
                 break
+            time.sleep(0.05)
         assert wired.value(f"SELECT count(*) FROM sqlguard.door_session WHERE pid = {pid}") == 1
