@@ -17,6 +17,7 @@ from sqlguard.postgres.catalog_reader import read_catalog
 from sqlguard.postgres.connect import connect
 from sqlguard.postgres.control import not_migrated
 from sqlguard.postgres.reconcile import Reconciler
+from sqlguard.postgres.replica import check_replica
 from sqlguard.proxy import workers
 from sqlguard.proxy.arrivals import rows, trusted_networks
 from sqlguard.proxy.census import Census
@@ -43,6 +44,8 @@ def check(settings: Settings) -> dict[str, object]:
     with connect(settings.dsn) as conn:
         if conn.execute("SELECT to_regclass('sqlguard.task')").fetchone() == (None,):
             raise not_migrated()
+        if settings.replica is not None:
+            check_replica(conn, settings.replica)
         catalog = read_catalog(conn)
         return {
             "postgresql": conn.info.parameter_status("server_version"),

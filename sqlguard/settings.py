@@ -53,6 +53,13 @@ class Settings(BaseSettings):
         description="seconds after which an idle client gives its server connection back; 0: never",
     )
     max_backends: int = Field(0, ge=0, description="connections to PostgreSQL for clients; 0: no bound")
+    replica: str | None = Field(
+        None,
+        description="the operator's connection to a streaming standby, for reads of policies that allow it",
+    )
+    replica_max_lag: float = Field(
+        5.0, gt=0, description="seconds that the replica may be behind to be read at"
+    )
     workers: int = Field(1, gt=0, le=64, description="processes that share the address")
     metrics_listen: str | None = Field(None, description="where /metrics, /healthz and /readyz are served")
     shutdown_grace: float = Field(10.0, ge=0, description="seconds that open transactions get at the end")

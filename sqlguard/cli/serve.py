@@ -29,6 +29,10 @@ def serve(
     unix_socket: Annotated[
         Path | None, typer.Option(help="Folder of a Unix socket to listen on too.")
     ] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option(help="Connection to a streaming standby, for reads where the policy allows it."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the address; default 1.")] = None,
     metrics_listen: Annotated[
         str | None, typer.Option(help="host:port for /metrics, /healthz and /readyz; default: none.")
@@ -71,6 +75,7 @@ def serve(
         backend_tls=backend_tls,
         backend_tls_ca=backend_tls_ca,
         unix_socket=unix_socket,
+        replica=replica,
         workers=workers,
         metrics_listen=metrics_listen,
         shutdown_grace=shutdown_grace,

@@ -58,6 +58,7 @@ class Reads(_Model):
         None, gt=0, description="rows that one statement may be answered with; not said: any number"
     )
     max_result_bytes: int | None = Field(None, gt=0, description="bytes of one statement's result")
+    replica: bool = Field(default=False, description="plain reads may be answered by a replica, a bit behind")
 
 
 class Budgets(_Model):

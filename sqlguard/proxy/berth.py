@@ -97,7 +97,7 @@ class Berth:
         try:
             self._take(data)
         except Exception as fault:
-            self._failed(fault)
+            failed(self.session, fault)
 
     def _wait(self, data: bytes) -> None:
         """Keep bytes for when there is a server connection, and see to it that there will be one."""
@@ -111,7 +111,7 @@ class Berth:
         try:
             self.session.from_server(data)
         except Exception as fault:
-            self._failed(fault)
+            failed(self.session, fault)
 
     def _client_ended(self) -> None:
         if self._side is not None:
@@ -125,17 +125,6 @@ class Berth:
         if self._coming is not None:
             self._coming.cancel()
         self._lost()
-
-    def _failed(self, fault: Exception) -> None:
-        """End the session, whose call has raised *fault*."""
-        session = self.session
-        who = {"task": session.login.task.id, "client_addr": session.login.client_addr}
-        if isinstance(fault, ProtocolViolation):
-            log.warning("protocol violation", error=fault.message, **who)
-            session.fatal(fault)
-        else:
-            log.error("session failed", exc_info=fault, **who)
-            session.fatal(SqlguardError("the proxy could not handle the message"))
 
     # --- leaving
 
@@ -215,6 +204,17 @@ class Berth:
         side.take_over(self._from_server, self._gone, self._gone, backend.rest)
 
 
+def failed(session: AgentSession, fault: Exception) -> None:
+    """End the session, whose call has raised *fault*."""
+    who = {"task": session.login.task.id, "client_addr": session.login.client_addr}
+    if isinstance(fault, ProtocolViolation):
+        log.warning("protocol violation", error=fault.message, **who)
+        session.fatal(fault)
+    else:
+        log.error("session failed", exc_info=fault, **who)
+        session.fatal(SqlguardError("the proxy could not handle the message"))
+
+
 def _ignore(_: bytes) -> None:
     pass
 
@@ -222,17 +222,17 @@ def _ignore(_: bytes) -> None:
 async def _make_again(session: AgentSession, backend: Backend) -> None:
     """Set and prepare on *backend* what *session* has set and prepared. Raises SqlguardError, Closed."""
     for text in session.memory.texts.values():
-        error = await _ask(backend, Query(text.encode(session.encoding)).encode())
+        error = await ask(backend, Query(text.encode(session.encoding)).encode())
         if error is not None:
             raise SqlguardError(f"what the session had set can't be set again: {error}", hint="connect again")
     for name, text, types in session.extended.prepared():
         parse = Parse(name, text.encode(session.encoding), types)
-        if await _ask(backend, parse.encode() + Sync().encode()) is not None:
+        if await ask(backend, parse.encode() + Sync().encode()) is not None:
             # Its tables have gone, say. To the client the statement has, as after DISCARD.
             session.extended.forget(name)
 
 
-async def _ask(backend: Backend, message: bytes) -> str | None:
+async def ask(backend: Backend, message: bytes) -> str | None:
     """Send a message that is answered with one ReadyForQuery; return the error, if there is one."""
     backend.side.write(message)
     reader = FrameReader(BACKEND_LIMITS)

@@ -223,7 +223,7 @@ class Extended(Steps):
         self._send(raw, PLAIN[Reply.PARSE])
         return True
 
-    def _find_statement(self, name: bytes) -> Prepared | None:
+    def find_statement(self, name: bytes) -> Prepared | None:
         if not name and self._plain_statement is not None:
             return self._plain_statement
         found = self._statements.find(name)
@@ -241,7 +241,7 @@ class Extended(Steps):
         name, _ = text_at(raw, at)
         if self._is_misleading(_BIND, portal):
             return True
-        prepared = self._find_statement(name)
+        prepared = self.find_statement(name)
         if prepared is None:
             self._refuse(_BIND, self._missing("26000", "prepared statement", name))
             return True

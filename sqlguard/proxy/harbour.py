@@ -61,15 +61,9 @@ class Harbour:
         """Return how many sessions have no server connection."""
         return sum(not berth.is_moored for berth in self._berths)
 
-    def current(self, request: CancelRequest) -> CancelRequest | None:
-        """Return the request for the connection that a client's key leads to now; None: it has none."""
-        berth = self._keys.get(request)
-        return request if berth is None else berth.key
-
-    def moved(self, request: CancelRequest) -> CancelRequest | None:
-        """Return the request for where a session is that has changed its connection; None: not here, or it has not."""
-        now = self.current(request)
-        return None if now == request else now
+    def find(self, request: CancelRequest) -> Berth | None:
+        """Return the berth whose client was given the key *request*."""
+        return self._keys.get(request)
 
     async def place(self, log_in: Callable[[], Awaitable[Backend]]) -> Backend:
         """Log in when there is room. Raises what *log_in* does."""

@@ -1,6 +1,7 @@
 """A client that has been let in: what it is greeted with, and what ends its session with its task."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sqlguard.errors import SqlguardError, TaskEnded
@@ -64,3 +65,4 @@ class Timer:
                 self._session.fatal(TaskEnded("the task has ended"))
                 return
             until = login.lease_expires_at  # it was renewed
+            self._session.login = replace(login, client_addr=self._session.login.client_addr)

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,11 +28,14 @@ from sqlguard.proxy.arrivals import Arrivals, rows
 from sqlguard.proxy.backend import Address, Backend, LoginFailed, cancel, log_in
 from sqlguard.proxy.berth import Berth
 from sqlguard.proxy.census import Census
+from sqlguard.proxy.detour import Detour
 from sqlguard.proxy.harbour import Harbour, places
 from sqlguard.proxy.joined import Timer, greeting
 from sqlguard.proxy.metrics import Gauge
 from sqlguard.proxy.operator import Operator
 from sqlguard.proxy.relay import Relay
+from sqlguard.proxy.replica import replica_of
+from sqlguard.proxy.roaming import RoamingSession, detour_of
 from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.siblings import Siblings
 from sqlguard.proxy.sightings import Sightings
@@ -84,6 +88,7 @@ class Server:
             admit=self._arrivals.admit,
         )
         self._relay = None if sightings is None else self._relayed(operator, sightings, tls)
+        self._replica = replica_of(settings, operator.metrics)
         self._harbour = Harbour(self._address.open_sides, settings.idle_release, places(settings))
         self._siblings = siblings
         self._live: set[AgentSession] = set()
@@ -158,9 +163,11 @@ class Server:
             )
         self._harbour.start()
         self._spawn(silence.watch(self._clients, self._address.open_sides))
+        if self._replica is not None:
+            self._replica.start()
         if self._siblings is not None:
             everyone, mine = self._siblings
-            everyone.listen(mine, lambda asked: self._spawn(self._pass_on(self._harbour.moved(asked))))
+            everyone.listen(mine, lambda asked: self._spawn(self._heard(asked)))
         log.info("listening", address=self._settings.listen, database=self._address.dbname)
 
     def reload(self) -> None:
@@ -202,16 +209,19 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._replica is not None:
+            await self._replica.stop()
         await self._all_closed()
 
     async def _all_closed(self) -> None:
         """Wait a moment until what is unsent has gone out, then cut off."""
-        sides = (self._clients, self._address.open_sides)
+        there = set[Side]() if self._replica is None else self._replica.address.open_sides
+        sides = (self._clients, self._address.open_sides, there)
         for attempt in range(2 * _PATIENCE):
             if not any(sides):
                 return
             if attempt == _PATIENCE:
-                for side in [*self._clients, *self._address.open_sides]:
+                for side in chain(*map(list, sides)):
                     side.abort()
             await asyncio.sleep(_TICK)
 
@@ -273,19 +283,8 @@ class Server:
         self._join(side, welcome, backend)
 
     async def _log_in(self, welcome: Welcome) -> Backend:
-        request = welcome.request
-        parameters = (
-            (b"user", request.user),
-            (b"database", request.database),
-            *request.parameters,
-            # Start-up parameters are also what RESET and DISCARD ALL go back to, whatever the role or the database
-            # has set.
-            (b"default_transaction_read_only", b"on"),
-            *((name.encode(), value.encode()) for name, value in lease.MEANING),
-            (b"search_path", lease.path_text(welcome.login.policy.defaults.search_path).encode()),
-        )
         backend = await self._harbour.place(
-            lambda: log_in(self._address, parameters, welcome.protocol, welcome.keys)
+            lambda: log_in(self._address, _parameters(welcome), welcome.protocol, welcome.keys)
         )
         self._spawn(self._operator.joined(welcome.login.role, backend.pid))
         return backend
@@ -298,14 +297,7 @@ class Server:
         return await self._log_in(welcome)
 
     def _join(self, side: Side, welcome: Welcome, backend: Backend) -> None:
-        session = AgentSession(
-            side,
-            backend.side,
-            welcome.login,
-            self._operator,
-            server_pid=backend.pid,
-            max_message_bytes=self._settings.max_message_bytes,
-        )
+        session = self._session(side, welcome, backend)
         side.write(greeting(welcome, backend, session))
         for setting in welcome.request.settings:
             session.memory.start_with(setting.name.decode(), setting.value.decode("utf-8", "replace"))
@@ -324,19 +316,52 @@ class Server:
         berth = Berth(
             session, side, backend, log_in=lambda: self._log_in_again(welcome), lost=lost, first=welcome.first
         )
-        session.budgets.cancel = lambda: self._cancel(berth.key)
+        session.budgets.cancel = lambda: self._stop(berth)
         if not session.is_closed:
             berths.append(berth)
             self._harbour.add(berth)
 
-    async def _cancel(self, request: CancelRequest | None) -> None:
-        """Pass a CancelRequest on to where its session is now; one that is nowhere has nothing to cancel."""
-        await self._pass_on(None if request is None else self._harbour.current(request))
+    def _session(self, side: Side, welcome: Welcome, backend: Backend) -> AgentSession:
+        reads, limit = welcome.login.policy.defaults.reads, self._settings.max_message_bytes
+        who = side, backend.side, welcome.login, self._operator
+        replica = self._replica if reads.replica else None
+        if replica is None:
+            return AgentSession(*who, server_pid=backend.pid, max_message_bytes=limit)
+        session = RoamingSession(*who, server_pid=backend.pid, max_message_bytes=limit)
+        at, given = replica.address, _parameters(welcome)
+        detour = Detour(
+            session,
+            replica,
+            lambda: log_in(at, (*given, *session.meaning), welcome.protocol, welcome.keys),
+        )
+        session.roam(replica, detour)
+        return session
 
-    async def _pass_on(self, now: CancelRequest | None) -> None:
-        if now is not None:
-            with contextlib.suppress(SqlguardError):
-                await cancel(self._address, now)
+    async def _cancel(self, request: CancelRequest) -> None:
+        """Pass a CancelRequest on to where its session is now."""
+        berth = self._harbour.find(request)
+        if berth is None:
+            await self._pass_on(request)
+        else:
+            await self._stop(berth)
+
+    async def _heard(self, request: CancelRequest) -> None:
+        """Do the same with one that a sibling was asked; it has passed it on as it is, which may be enough."""
+        berth = self._harbour.find(request)
+        if berth is not None and (berth.key != request or detour_of(berth.session) is not None):
+            await self._stop(berth)
+
+    async def _stop(self, berth: Berth) -> None:
+        """Cancel what is done for a session; one that is nowhere has nothing to cancel."""
+        detour = detour_of(berth.session)
+        if detour is not None:
+            await detour.cancel()
+        elif berth.key is not None:
+            await self._pass_on(berth.key)
+
+    async def _pass_on(self, request: CancelRequest) -> None:
+        with contextlib.suppress(SqlguardError):
+            await cancel(self._address, request)
 
 
 class _ClientSide(Side):
@@ -354,3 +379,17 @@ class _ClientSide(Side):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._tell_gone(self)
+
+
+def _parameters(welcome: Welcome) -> tuple[tuple[bytes, bytes], ...]:
+    """Return what a session's server connection starts with."""
+    request = welcome.request
+    return (
+        (b"user", request.user),
+        (b"database", request.database),
+        *request.parameters,
+        # Start-up parameters are also what RESET and DISCARD ALL go back to, whatever the role or the database has set.
+        (b"default_transaction_read_only", b"on"),
+        *((name.encode(), value.encode()) for name, value in lease.MEANING),
+        (b"search_path", lease.path_text(welcome.login.policy.defaults.search_path).encode()),
+    )

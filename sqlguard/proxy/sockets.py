@@ -26,6 +26,7 @@ _LINGER = 10.0
 #: A peer that is silent for so many seconds is asked so often, so many times, whether it is still there.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 _TLS_RECORD = 0x16
+_SLOW = "the other side is slow"
 
 
 class Closed(ConnectionError):
@@ -94,11 +95,11 @@ class Side(asyncio.BaseProtocol):
 
     def pause_writing(self) -> None:
         if self.other is not None:
-            self.other.pause("the other side is slow")
+            self.other.pause(_SLOW)
 
     def resume_writing(self) -> None:
         if self.other is not None:
-            self.other.resume("the other side is slow")
+            self.other.resume(_SLOW)
 
     # --- reading and not reading
 
@@ -114,6 +115,15 @@ class Side(asyncio.BaseProtocol):
         self._objections.discard(why)
         if not self._objections and self._is_open:
             self._transport.resume_reading()
+
+    def hand_over(self, to: "Side") -> None:
+        """Have *to* be the other side of the one that this is it of, which may be slow just now."""
+        peer, self.other = self.other, None
+        if peer is not None:
+            peer.other, to.other = to, peer
+            peer.resume(_SLOW)
+        (to.pause if _SLOW in self._objections else to.resume)(_SLOW)
+        self.resume(_SLOW)
 
     @property
     def _transport(self) -> asyncio.Transport:

@@ -71,7 +71,7 @@ class Steps(ABC):
         there = dict(self._statements.items())
         if self._plain_statement is not None:
             there[b""] = self._plain_statement
-        return [(name, _sent(item.decision), item.types) for name, item in there.items()]
+        return [(name, sent(item.decision), item.types) for name, item in there.items()]
 
     def forget(self, name: bytes) -> None:
         """The server has not prepared *name* any more."""
@@ -396,5 +396,5 @@ class Steps(ABC):
         self._session.open_actions = [a for a in self._session.open_actions if a[0] != action]
 
 
-def _sent(decision: Decision) -> str:
+def sent(decision: Decision) -> str:
     return gates.begin_text(decision) if decision.kind is Kind.BEGIN else decision.text
