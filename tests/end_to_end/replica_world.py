@@ -65,15 +65,15 @@ class World:
             time.sleep(0.05)
         raise AssertionError(what)
 
-    def settle(self, conn: psycopg.Connection[Any]) -> None:
-        """Read until the replica answers."""
-
-        def there() -> bool:
+    def settle(self, conn: psycopg.Connection[Any], text: str = "SELECT 1") -> Any:
+        """Read until the replica answers, and return the row that it has."""
+        for _ in range(300):
             before = self.reads["replica"]
-            conn.execute("SELECT 1")
-            return self.reads["replica"] > before
-
-        self.until(there, f"no read goes to the replica: {self.reads}")
+            row = conn.execute(text.encode()).fetchone()
+            if self.reads["replica"] > before:
+                return row
+            time.sleep(0.05)
+        raise AssertionError(f"no read goes to the replica: {self.reads}")
 
     def goes(self, client: Raw, *messages: Any, answer: str = "2TDCZ") -> bool:
         """Send *messages*, which must be answered so; say whether that was done at the replica."""

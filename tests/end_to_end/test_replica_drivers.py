@@ -23,7 +23,7 @@ PLACES = 4
 
 @pytest.fixture(scope="module")
 def world(server: EmbeddedServer) -> Iterator[World]:
-    with replica_world(server, idle_release=DELAY, max_backends=PLACES) as made:
+    with replica_world(server, replica_max_lag=60.0, idle_release=DELAY, max_backends=PLACES) as made:
         yield made
 
 
