@@ -162,7 +162,7 @@ class Server:
                 await loop.create_unix_server(self._accept, sock=unix_socket, backlog=_BACKLOG)
             )
         self._harbour.start()
-        self._spawn(silence.watch(self._clients, self._address.open_sides))
+        self._spawn(silence.watch(*self._sides()))
         if self._replica is not None:
             self._replica.start()
         if self._siblings is not None:
@@ -213,10 +213,14 @@ class Server:
             await self._replica.stop()
         await self._all_closed()
 
+    def _sides(self) -> list[set[Side]]:
+        """Return the clients' connections, those to PostgreSQL and those to the replica, as they come and go."""
+        there = [] if self._replica is None else [self._replica.address.open_sides]
+        return [self._clients, self._address.open_sides, *there]
+
     async def _all_closed(self) -> None:
         """Wait a moment until what is unsent has gone out, then cut off."""
-        there = set[Side]() if self._replica is None else self._replica.address.open_sides
-        sides = (self._clients, self._address.open_sides, there)
+        sides = self._sides()
         for attempt in range(2 * _PATIENCE):
             if not any(sides):
                 return
