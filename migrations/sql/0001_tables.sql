@@ -161,6 +161,7 @@ CREATE TABLE sqlguard.event (
 );
 CREATE INDEX event_action ON sqlguard.event (action_id);
 CREATE INDEX event_task ON sqlguard.event (task_id);
+CREATE INDEX event_planned ON sqlguard.event (task_id, id) WHERE kind = 'planned';
 
 CREATE TABLE sqlguard.change_set (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -38,7 +38,6 @@ CREATE TABLE sqlguard.plan (
     txid xid8
 );
 CREATE INDEX plan_wanted ON sqlguard.plan (scope, statement_hash);
-CREATE INDEX plan_role ON sqlguard.plan (role);
 CREATE INDEX plan_drift ON sqlguard.plan (drift_of) WHERE drift_of IS NOT NULL;
 CREATE INDEX plan_action ON sqlguard.plan (action_id);
 
@@ -1088,10 +1087,15 @@ CREATE FUNCTION sqlguard.ticket(wanted bigint) RETURNS jsonb
             JOIN sqlguard.lease l ON l.role = session_user JOIN sqlguard.task t ON t.id = l.task_id
         WHERE p.id = wanted AND p.scope = sqlguard.key_scope(t)
     $$;
+-- What this login was told last: whoever asks again is told of a plan that was made before, maybe by an earlier task.
 CREATE FUNCTION sqlguard.last_plan() RETURNS text
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$
-        SELECT sqlguard.plan_document(p)::text FROM sqlguard.plan p WHERE p.role = session_user ORDER BY p.id DESC LIMIT 1
+        SELECT sqlguard.ticket((
+            SELECT (e.detail ->> 'plan')::bigint FROM sqlguard.event e JOIN sqlguard.action a ON a.id = e.action_id
+            WHERE e.kind = 'planned' AND a.role = session_user
+                AND e.task_id = (SELECT l.task_id FROM sqlguard.lease l WHERE l.role = session_user)
+            ORDER BY e.id DESC LIMIT 1))::text
     $$;
 -- What is needed to run a plan again, for a session of its agent.
 CREATE FUNCTION sqlguard.plan_statements(wanted bigint) RETURNS jsonb

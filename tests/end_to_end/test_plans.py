@@ -91,6 +91,24 @@ def test_stopped_approved_and_done(shop: Shop, run: Any) -> None:
     assert verify(shop.owner).ok
 
 
+def test_the_last_plan_is_the_one_that_was_told_last(shop: Shop, run: Any) -> None:
+    def last(conn: psycopg.Connection[Any]) -> int:
+        shown = conn.execute("SHOW sqlguard.last_plan").fetchone()
+        assert shown is not None
+        return int(json.loads(shown[0])["plan"])
+
+    agent = shop.agent()
+    first, second = stopped(run, agent, DELETE, 1), stopped(run, agent, DELETE, 2)
+    assert last(agent) == second
+    assert stopped(run, agent, DELETE, 1) == first
+    assert last(agent) == first
+    # A later task of the same agent gets the same ticket.
+    later = shop.agent()
+    assert later.execute("SHOW sqlguard.last_plan").fetchone() == (None,)
+    assert stopped(run, later, DELETE, 2) == second
+    assert (last(later), last(agent)) == (second, first)
+
+
 def test_a_read_is_run_when_it_is_approved(shop: Shop, run: Any) -> None:
     agent = shop.agent()
     text = f"SELECT count(*) FROM generate_series(1, (SELECT max(id) FROM customers)) n WHERE n <= %s {SURE}"
