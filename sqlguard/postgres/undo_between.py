@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row
 
+from sqlguard.catalog import DELETED_AT
 from sqlguard.postgres.images import Images
 from sqlguard.postgres.undo_keyless import live_image
 from sqlguard.postgres.undo_plan import ChangeSet
@@ -32,11 +33,12 @@ FOUND, MADE, LEFT, WAS_THERE, LEFT_AGAIN = range(5)
 
 _TABLE = """
     CREATE TEMP TABLE sqlguard_point (relid oid, key text[], at bigint, place smallint, id bigint, row bigint,
-        old_key text[], txid xid8, shape_id bigint, op text, hash bigint, other bigint, deleted boolean) ON COMMIT DROP
+        old_key text[], txid xid8, shape_id bigint, op text, hash bigint, other bigint, deleted boolean,
+        buried boolean) ON COMMIT DROP
 """
 _POINT = """
     INSERT INTO pg_temp.sqlguard_point
-    SELECT {relid}, p.key, p.at, p.place, {id}, r.id, r.key, {txid}, {shape}, {op}, p.hash, p.other, r.deleted
+    SELECT {relid}, p.key, p.at, p.place, {id}, r.id, r.key, {txid}, {shape}, {op}, p.hash, p.other, r.deleted, r.buried
     FROM ({rows}) r CROSS JOIN LATERAL (VALUES {points}) AS p (at, place, key, hash, other) WHERE p.key IS NOT NULL
 """
 # Of a set that was undone, rows may have been skipped. Others may have been at a row before that was.
@@ -47,11 +49,12 @@ _IS_UNDONE = """
 _UNDONE_AT = "(SELECT max(b.id) FROM sqlguard.change_set b WHERE b.reverts = {id} AND b.undo_id = {undo})"
 _ROWS = """
     SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key, r.after, hashtextextended(r.before, 0) AS found,
-           NULL::bigint AS whole, false AS deleted, {undone} AS undone
+           NULL::bigint AS whole, false AS deleted, {buried} AS buried, {undone} AS undone
     FROM sqlguard.row_changes({id}) r
 """
 _ROWS_AGAIN = """
-    SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key, b.after, false AS deleted, {undone} AS undone
+    SELECT r.id, r.key, coalesce(r.new_key, r.key) AS now_key, b.after, false AS deleted, false AS buried,
+           {undone} AS undone
     FROM sqlguard.row_changes({id}) r JOIN sqlguard.row_changes({base}) b
         ON coalesce(b.new_key, b.key) = coalesce(r.new_key, r.key)
 """
@@ -60,18 +63,23 @@ _ROWS_DELETED = """
            CASE WHEN r.before IS NOT NULL THEN hashtextextended(r.before, 0)
                 WHEN {row}.deleted_at IS NOT NULL THEN hashtextextended(sqlguard.row_text({live}), 0) END AS found,
            hashtextextended(sqlguard.row_text(ROW({row}.*)), 0) AS whole,
-           r.before IS NULL AND {row}.deleted_at IS NOT NULL AS deleted, {undone} AS undone
+           r.before IS NULL AND {row}.deleted_at IS NOT NULL AS deleted, false AS buried, {undone} AS undone
     FROM sqlguard.row_changes({id}) r LEFT JOIN {table} AS {row} ON {matches} AND {row}.deleted_at = {at}
 """
 # Nobody else can be at a row within one transaction, whose sets are not always numbered as they happened: a
 # trigger's come before those of its statement. So what counts is what any of them had left; a text has its key in it.
 _BETWEEN = """
-    WITH neighbour AS (
+    WITH told AS (
+        SELECT * FROM (SELECT p.*, lag(p.place) OVER (PARTITION BY p.relid, p.key COLLATE "C" ORDER BY p.at, p.place)
+                       AS place_before FROM pg_temp.sqlguard_point p) p
+        -- What a deleted row was found to be says nothing of the living one before it.
+        WHERE p.place < 3 AND NOT (p.place = 0 AND p.buried AND p.place_before = 3)),
+    neighbour AS (
         SELECT p.*, lead(p.place) OVER w AS next_place, lead(p.txid) OVER w AS next_txid,
                lead(p.shape_id) OVER w AS next_shape, lead(p.hash) OVER w AS next_hash,
                lead(p.other) OVER w AS next_other, lead(p.deleted) OVER w AS next_deleted,
                lead(p.at, 2) OVER w IS NOT NULL AS goes_on
-        FROM pg_temp.sqlguard_point p WHERE p.place < 3
+        FROM told p
         WINDOW w AS (PARTITION BY p.relid, p.key COLLATE "C" ORDER BY p.at, p.place)),
     strange AS MATERIALIZED (
         SELECT n.* FROM neighbour n
@@ -240,8 +248,10 @@ def _rows(event: _Event, target: Target | None, images: Images) -> sql.Composabl
         undone = sql.SQL(_IS_UNDONE).format(undo=sql.Literal(change.pending), id=number)
     if event.base != change.id:
         return sql.SQL(_ROWS_AGAIN).format(id=number, base=sql.Literal(event.base), undone=undone)
-    if change.op == "soft_delete" and target is not None and target.soft:
-        shape = images.shape(target, change.shape_id)
+    if target is None or not target.soft:
+        return sql.SQL(_ROWS).format(id=number, undone=undone, buried=sql.SQL("false"))
+    shape = images.shape(target, change.shape_id)
+    if change.op == "soft_delete":
         keys = change.key_columns or []
         if shape.exact and not shape.renamed and all(k in target.by_name for k in keys):
             return sql.SQL(_ROWS_DELETED).format(
@@ -253,4 +263,6 @@ def _rows(event: _Event, target: Target | None, images: Images) -> sql.Composabl
                 matches=target.matches(keys, sql.SQL("r.key")),
                 live=live_image(target, shape.columns),
             )
-    return sql.SQL(_ROWS).format(id=number, undone=undone)
+    buried = sql.SQL("(r.before::{}).{} IS NOT NULL").format(shape.row_type, sql.Identifier(DELETED_AT))
+    is_known = DELETED_AT in shape.columns
+    return sql.SQL(_ROWS).format(id=number, undone=undone, buried=buried if is_known else sql.SQL("false"))

@@ -171,8 +171,15 @@ MERGED = STATEMENTS[-1], 1, 1
 EMPTIED = "DELETE FROM app.parent WHERE id = {a}", 6, 1
 
 
+#: A cascade reaches a row that was deleted before it.
+CARRIED = "UPDATE app.parent SET id = id + {a} WHERE id = {b}", 2, 5
+ORPHANED = "DELETE FROM app.child WHERE id % 4 = {a} % 4", 4, 1
+
+
 @RANDOM
 @given(work=WORK)
+@example(work=[(0, [CARRIED]), (0, [ORPHANED, MOVED])])
+@example(work=[(0, [CARRIED]), (0, [ORPHANED]), (0, [MOVED])])
 @example(work=[(0, [MOVED, MOVED_BACK, FELLED])])
 @example(work=[(0, [MOVED, FELLED]), (0, [MOVED_BACK])])
 @example(work=[(0, [MERGED]), (0, [EMPTIED]), (0, [MERGED])])
