@@ -86,7 +86,8 @@ def _around(
 ) -> tuple[list[str], list[tuple[str, Part]]]:
     """Return what comes before the statement, and what comes after it: the report is captured."""
     if session.dry_block:
-        report = [(FORCE, Part.SWALLOW), (changes(action), Part.CAPTURE), (note_text(action), Part.SWALLOW)]
+        # Deferred constraints are the block's: a later statement may be what they wait for.
+        report = [(changes(action), Part.CAPTURE), (note_text(action), Part.SWALLOW)]
         return [claim(action), *session.plans.begin()], report
     report = [(outcome_text(decision, action), Part.CAPTURE)]
     if not session.in_block:

@@ -350,8 +350,8 @@ class Steps(ABC):
         for text in session.plans.begin() if session.dry_block else (plans.BEGIN,):
             own.send(session, text)
         held = await self._sent(portal, raw, Expect(Reply.EXECUTE, parts=(Part.HOLD,)))
+        # Deferred constraints are the block's: a later statement may be what they wait for.
         if is_part := session.dry_block:
-            own.send(session, plans.FORCE)
             report = own.send(session, changes(action))
             own.send(session, note_text(action))
         else:
