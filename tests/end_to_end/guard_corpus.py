@@ -160,8 +160,8 @@ class Corpus:
 
 
 @contextmanager
-def guarded(database: Database) -> Iterator[Corpus]:
-    """Guard the handed schema in *database* and put a proxy in front of it."""
+def guarded(database: Database, policy: str = POLICY) -> Iterator[Corpus]:
+    """Guard the handed schema in *database* under *policy* and put a proxy in front of it."""
     migrate(database.dsn)
     with psycopg.connect(database.dsn, autocommit=True) as owner:
         guard_tables(owner, ["app.accounts", "app.orders"], mode="soft", fix_views=True)
@@ -169,7 +169,7 @@ def guarded(database: Database) -> Iterator[Corpus]:
         guard_tables(owner, ["app.tickets"], mode="soft", accept=["user_delete_trigger"])
         rest = [t for t in user_tables(owner) if t not in ("app.accounts", "app.orders", "app.tickets")]
         guard_tables(owner, rest, mode="journal")
-        apply_policy(owner, parse_policy(POLICY, "corpus"))
+        apply_policy(owner, parse_policy(policy, "corpus"))
     with proxied(database.dsn) as port:
         yield Corpus(database, port)
 
