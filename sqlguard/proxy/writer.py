@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from time import monotonic
 from typing import Any
 
@@ -236,10 +237,10 @@ class Writer:
     # --- in a thread
 
     def _finish(self) -> None:
-        with suppress(psycopg.Error):
-            # What is under way is answered; nobody is left to be told.
-            while self._group and self._conn is not None and self._conn.pgconn.get_result() is not None:
-                pass
+        if self._group and self._conn is not None:
+            with suppress(psycopg.Error):
+                # What is under way is answered; nobody is left to be told.
+                _wait_for_answer(self._conn)
         while self.waiting:
             self._group = self._take()
             self._write_group()
@@ -277,6 +278,25 @@ class Writer:
             self._conn = connect(self._dsn, alone=True)
             self._conn.pgconn.prepare(_PREPARED, journal.GROUP)
         return self._conn
+
+
+def _wait_for_answer(conn: psycopg.Connection[Any]) -> None:
+    """
+    Wait until what was sent is answered, or close the connection when it isn't in time.
+
+    libpq's own waiting would keep all other threads from running for as long.
+    """
+    until = monotonic() + _LAST_WAIT / 2
+    with DefaultSelector() as selector:
+        selector.register(conn.fileno(), EVENT_READ)
+        while (rest := until - monotonic()) > 0:
+            selector.modify(conn.fileno(), EVENT_READ | EVENT_WRITE if conn.pgconn.flush() else EVENT_READ)
+            if not conn.pgconn.is_busy():
+                if conn.pgconn.get_result() is None:
+                    return
+            elif selector.select(rest):
+                conn.pgconn.consume_input()
+    conn.close()
 
 
 def _parted(group: list[_Item]) -> tuple[list[tuple[Intent, Waiter]], list[_Event]]:

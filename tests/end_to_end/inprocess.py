@@ -82,6 +82,11 @@ def proxy(
         finally:
             # A loop with a server that still listens can't be closed: it would wait for ever.
             await server.stop()
+            # As `asyncio.run` does it: what waits for something that does not come any more.
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="proxy")
     thread.start()

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import psycopg
 import pytest
@@ -62,6 +63,25 @@ def test_nothing_gets_to_postgresql_for_a_while(world: Wired, server_leg: Balanc
                 time.sleep(2)
                 server_leg.flows.set()
                 time.sleep(0.5)
+
+
+def test_a_proxy_ends_while_nothing_gets_through(world: Wired, server_leg: Balancer) -> None:
+    """What is being written then is not waited for without an end, and nobody else in the process is kept waiting."""
+    with proxy(through(world, server_leg), shutdown_grace=0) as running:
+        conn = world.agent(port=running.port).connect()
+        conn.execute("INSERT INTO plain (id) VALUES (900007)")
+        server_leg.flows.clear()
+
+        def write() -> None:
+            with closing(conn), suppress(psycopg.OperationalError):
+                conn.execute("INSERT INTO plain (id) VALUES (900008)")
+
+        writing = Thread(target=write)
+        writing.start()
+        waited(lambda: running.operator.writer.lag > 0)
+    server_leg.flows.set()
+    writing.join(20)
+    assert not writing.is_alive()
 
 
 def test_who_logs_in_while_nothing_gets_through_is_let_go(world: Wired, server_leg: Balancer) -> None:
