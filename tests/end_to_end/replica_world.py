@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -67,9 +68,10 @@ class World:
 
     def settle(self, conn: psycopg.Connection[Any], text: str = "SELECT 1") -> Any:
         """Read until the replica answers, and return the row that it has."""
-        for _ in range(300):
+        for number in range(300):
             before = self.reads["replica"]
-            row = conn.execute(text.encode()).fetchone()
+            # Another text each time: one that the replay was in the way of is not tried there again for a minute.
+            row = conn.execute(f"{text} /* {number} */".encode()).fetchone()
             if self.reads["replica"] > before:
                 return row
             time.sleep(0.05)
@@ -85,7 +87,8 @@ class World:
 
     def settle_raw(self, client: Raw) -> None:
         """Read until the replica answers."""
-        self.until(lambda: self.goes(client, Query(b"SELECT 1"), answer="TDCZ"), "nothing goes there")
+        texts = (Query(b"SELECT 1 /* %d */" % number) for number in count())
+        self.until(lambda: self.goes(client, next(texts), answer="TDCZ"), "nothing goes there")
 
     def backends(self, agent: Agent) -> int:
         """How many of the agent's sessions the standby has."""

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ class Standby:
     server: EmbeddedServer
 
     def execute(self, text: str, dbname: str = "postgres") -> list[tuple[Any, ...]]:
+        for _ in range(20):
+            # What the replay is in the way of is cancelled at once here, our own questions too.
+            with suppress(psycopg.errors.SerializationFailure):
+                return self._execute(text, dbname)
+        raise AssertionError("the replay is always in the way")
+
+    def _execute(self, text: str, dbname: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.server.dsn(dbname), autocommit=True) as conn:
             cursor = conn.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
