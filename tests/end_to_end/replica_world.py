@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -101,8 +102,10 @@ class World:
 
 
 @contextmanager
-def replica_world(server: EmbeddedServer, **settings: Any) -> Iterator[World]:
-    with fresh_database(server) as database, standby(server) as made:
+def replica_world(
+    server: EmbeddedServer, of_standby: Mapping[str, str] = MappingProxyType({}), **settings: Any
+) -> Iterator[World]:
+    with fresh_database(server) as database, standby(server, **of_standby) as made:
         dsn = made.server.dsn(database.name, OWNER, OWNER_PASSWORD)
         with wired_shop(database, replica=dsn, **settings) as wired:
             apply_policy(wired.owner, parse_policy(MAY_READ_THERE, "wired.toml"))

@@ -96,7 +96,7 @@ def standby(primary: EmbeddedServer, **settings: str) -> Iterator[Standby]:
             account.give(path)
         (folder / "superuser-password").write_text(primary.password, encoding="ascii")
         server = EmbeddedServer.start(
-            primary.bindir, folder, settings={**SETTINGS, **CONFLICTS, "hot_standby": "on", **settings}
+            primary.bindir, folder, settings={**SETTINGS, "hot_standby": "on", **settings}
         )
         try:
             yield Standby(primary, server)

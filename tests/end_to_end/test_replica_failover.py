@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from end_to_end.replica_world import ENDLESS, MAY_READ_THERE, SERIES, World, replica_world
-from end_to_end.standby import standby
+from end_to_end.standby import CONFLICTS, standby
 from end_to_end.wired import Agent, wired_shop
 from psycopg import sql
 from servers import OWNER, OWNER_PASSWORD, fresh_database
@@ -26,7 +26,7 @@ from sqlguard.postgres.replica import check_replica
 
 @pytest.fixture(scope="module")
 def world(server: EmbeddedServer) -> Iterator[World]:
-    with replica_world(server, replica_max_lag=1.0, idle_release=0.0) as made:
+    with replica_world(server, CONFLICTS, replica_max_lag=1.0, idle_release=0.0) as made:
         yield made
 
 
