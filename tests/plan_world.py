@@ -1,6 +1,6 @@
 """A guarded shop whose policy has gates, and people who approve: what the tests of plans start from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,19 @@ INSERT INTO items (order_id, quantity) SELECT 1 + (n - 1) / 2, 1 FROM generate_s
 CREATE FUNCTION count_orders() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
     BEGIN UPDATE counters SET n = n + 1 WHERE name = 'orders'; RETURN NULL; END $$;
 CREATE TRIGGER counting AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION count_orders();
+"""
+#: Everything waits for a plan.
+PLAN_ONLY = """
+name = "shop"
+[defaults]
+max_rows = 1000
+max_share = 1.0
+plan_only = true
+[tables."public.*"]
+select = true
+insert = true
+update = true
+delete = "journal"
 """
 POLICY = """
 name = "shop"
@@ -105,6 +118,19 @@ class World:
 
     def states(self) -> list[str]:
         return [p.state for p in plans.list_plans(self.owner)]
+
+
+@contextmanager
+def plan_only(server: EmbeddedServer, schema: str, guarded: Sequence[str]) -> Iterator[Database]:
+    """A database of *schema* in which everything waits for a plan."""
+    with fresh_database(server) as database:
+        migrate(database.owner_dsn)
+        with database.connect(database.owner_dsn) as owner:
+            owner.execute(schema.encode())
+            guard_tables(owner, guarded, mode="journal")
+            apply_policy(owner, parse_policy(PLAN_ONLY, "policy"))
+        with approver(database):
+            yield database
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import structlog
 
 from sqlguard.errors import ProtocolViolation, SqlguardError
 from sqlguard.proxy.backend import Backend, LoginFailed
+from sqlguard.proxy.pipe import Nowhere
 from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.sockets import Closed, Side
 from sqlguard.wire.buffer import BACKEND_LIMITS, Frame, FrameReader
@@ -36,27 +37,8 @@ _PATIENCE = 15.0
 #: Seconds after which a connection that was given back is cut off.
 _LINGER = 10.0
 LogIn = Callable[[], Awaitable[Backend]]
-
-
-class _Nowhere:
-    """The server's side of a session that has none; what is written while it closes is lost."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def cork(self) -> None: ...
-
-    def uncork(self) -> None: ...
-
-    def pause(self, why: str) -> None: ...
-
-    def resume(self, why: str) -> None: ...
-
-
-_NOWHERE = _Nowhere()
+#: The server's side of a session that has none; what is written while it closes is lost.
+_NOWHERE = Nowhere()
 
 
 class Berth:

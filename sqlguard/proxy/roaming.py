@@ -16,6 +16,7 @@ from sqlguard.plan import Decision
 from sqlguard.policy.standby import is_standby_read
 from sqlguard.proxy import control
 from sqlguard.proxy.berth import failed
+from sqlguard.proxy.pipe import Nowhere
 from sqlguard.proxy.portals import Prepared
 from sqlguard.proxy.session import AgentSession
 from sqlguard.proxy.sockets import Side
@@ -37,7 +38,7 @@ _MEANING = ("client_encoding", "DateStyle", "IntervalStyle", "TimeZone")
 _SYNC_BYTES = Sync().encode()
 
 
-class _Recorder:
+class _Recorder(Nowhere):
     """Stands where the server does while a batch is decided, and keeps what would have been sent."""
 
     def __init__(self) -> None:
@@ -45,18 +46,6 @@ class _Recorder:
 
     def write(self, data: bytes) -> None:
         self.data += data
-
-    def close(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def cork(self) -> None: ...
-
-    def uncork(self) -> None: ...
-
-    def pause(self, why: str) -> None: ...
-
-    def resume(self, why: str) -> None: ...
 
 
 @dataclass(slots=True)

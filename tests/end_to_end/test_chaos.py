@@ -5,10 +5,8 @@ and the proxy is itself again without help. The server is one of these tests' ow
 """
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 import servers
 from end_to_end.chaos_load import loaded, value, waited
+from end_to_end.own_network import run_inside
 from end_to_end.raw import raw
 from end_to_end.wired import Wired, wired_shop
 from servers import Servers, fresh_database
@@ -118,19 +117,4 @@ def test_inside_a_network_of_its_own(world: Wired) -> None:
 
 
 def test_packets_are_lost() -> None:
-    unshare, ip = shutil.which("unshare"), shutil.which("ip")
-    if unshare is None or ip is None or LOST in os.environ:
-        pytest.skip("there is no unshare and ip to make a network with")
-    start = "ip link set lo up && exec " + sys.executable + " -m pytest -q -p no:cacheprovider -p no:xdist"
-    done = subprocess.run(
-        [unshare, "-n", "sh", "-c", f"{start} {__file__}::test_inside_a_network_of_its_own"],
-        env={**os.environ, LOST: "yes"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if "Operation not permitted" in done.stderr:
-        pytest.skip("a network of its own is not allowed here")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    run_inside(LOST, (), f"{__file__}::test_inside_a_network_of_its_own")

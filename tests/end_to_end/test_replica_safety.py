@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import psycopg
@@ -141,16 +142,24 @@ def test_results_are_limited(world: World, agent: Agent) -> None:
         assert world.settle(conn, "SELECT 2") == (2,)
 
 
-def test_rows_and_columns_are_those_of_the_policy(world: World) -> None:
-    text = MAY_READ_THERE.replace('name = "wired"', 'name = "narrow"').replace(
+@contextmanager
+def scoped(world: World, name: str, rights: str, ttl: timedelta) -> Iterator[Agent]:
+    """An agent that sees one customer alone."""
+    text = MAY_READ_THERE.replace('name = "wired"', f'name = "{name}"').replace(
         '[tables."public.*"]',
-        '[tables."public.customers"]\nselect = ["id", "name"]\nrows = "id = :who"\n[tables."public.plain"]',
+        f'[tables."public.customers"]\nselect = {rights}\nrows = "id = :who"\n[tables."public.plain"]',
     )
     owner = world.wired.owner
-    apply_policy(owner, parse_policy(text, "narrow.toml"))
-    task = open_task(owner, agent="tester", policy="narrow", ttl=timedelta(minutes=5), params={"who": "2"})
-    agent = Agent(task, "127.0.0.1", world.wired.proxy.port, world.database.name, "")
+    apply_policy(owner, parse_policy(text, f"{name}.toml"))
+    task = open_task(owner, agent="tester", policy=name, ttl=ttl, params={"who": "2"})
     try:
+        yield Agent(task, "127.0.0.1", world.wired.proxy.port, world.database.name, "")
+    finally:
+        end_task(owner, task.task.id, "tested")
+
+
+def test_rows_and_columns_are_those_of_the_policy(world: World) -> None:
+    with scoped(world, "narrow", '["id", "name"]', timedelta(minutes=5)) as agent:
         with agent.connect() as conn:
             world.settle(conn)
             with world.went("replica", 2):
@@ -159,14 +168,12 @@ def test_rows_and_columns_are_those_of_the_policy(world: World) -> None:
             with pytest.raises(psycopg.Error):
                 conn.execute("SELECT email FROM customers")
         # The role at the replica is no more than here.
-        direct = world.standby.server.dsn(world.database.name, task.role, task.password)
+        direct = world.standby.server.dsn(world.database.name, agent.task.role, agent.task.password)
         with psycopg.connect(direct, autocommit=True) as conn:
             assert conn.execute("SELECT id FROM customers").fetchall() == [(2,)]
             for refused in ("SELECT email FROM customers", "SELECT * FROM orders"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     conn.execute(refused)
-    finally:
-        end_task(owner, task.task.id, "tested")
 
 
 def test_a_changed_catalog_is_judged_before(world: World, agent: Agent) -> None:
@@ -209,20 +216,12 @@ def test_a_slow_reader_fills_no_memory(world: World, agent: Agent) -> None:
 
 
 def test_a_task_that_was_renewed_keeps_its_rows(world: World) -> None:
-    text = MAY_READ_THERE.replace('name = "wired"', 'name = "renewed"').replace(
-        '[tables."public.*"]',
-        '[tables."public.customers"]\nselect = true\nrows = "id = :who"\n[tables."public.plain"]',
-    )
-    owner = world.wired.owner
-    apply_policy(owner, parse_policy(text, "renewed.toml"))
-    task = open_task(owner, agent="tester", policy="renewed", ttl=timedelta(seconds=14), params={"who": "2"})
-    agent = Agent(task, "127.0.0.1", world.wired.proxy.port, world.database.name, "")
-    try:
+    with scoped(world, "renewed", "true", timedelta(seconds=14)) as agent:
         with agent.connect() as conn:
             world.settle(conn)
             world.standby.pause()
             try:
-                renew_task(owner, task.task.id, timedelta(minutes=5))
+                renew_task(world.wired.owner, agent.task.task.id, timedelta(minutes=5))
                 until = time.monotonic() + 16
                 # The standby believes that it has ended: then a row policy would hide all rows.
                 while time.monotonic() < until:
@@ -233,5 +232,3 @@ def test_a_task_that_was_renewed_keeps_its_rows(world: World) -> None:
             world.settle(conn)
             with world.went("replica"):
                 assert conn.execute("SELECT id FROM customers").fetchall() == [(2,)]
-    finally:
-        end_task(owner, task.task.id, "tested")

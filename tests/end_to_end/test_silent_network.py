@@ -6,13 +6,10 @@ A relay stops forwarding wherever the tests run; but it acknowledges what it has
 """
 
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from threading import Thread
 
 import psycopg
@@ -20,6 +17,7 @@ import pytest
 from end_to_end.balancer import Balancer
 from end_to_end.chaos_load import OF_THE_KIND, CopiesIn, KeyedWriter, Reader, Transactions, loaded, waited
 from end_to_end.inprocess import proxy
+from end_to_end.own_network import run_inside
 from end_to_end.raw import kinds, raw
 from end_to_end.wired import Wired, wired_shop
 from psycopg.conninfo import make_conninfo
@@ -212,22 +210,6 @@ def test_a_server_that_is_gone_without_a_word(world: Wired) -> None:
 
 
 def test_in_a_network_of_its_own() -> None:
-    unshare, ip = shutil.which("unshare"), shutil.which("ip")
-    if unshare is None or ip is None or OWN in os.environ:
-        pytest.skip("there is no unshare and ip to make a network with")
-    words = [f"{ip} link set lo up", f"{ip} addr del 127.0.0.1/8 dev lo"]
-    words += [f"{ip} addr add {name}/32 dev lo" for name in (CLIENTS, SERVER)]
-    words.append(f"exec {sys.executable} -m pytest -q -p no:cacheprovider -p no:xdist {__file__} -k gone")
-    done = subprocess.run(
-        [unshare, "-n", "sh", "-c", " && ".join(words)],
-        env={**os.environ, OWN: "yes"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if "Operation not permitted" in done.stderr:
-        pytest.skip("a network of its own is not allowed here")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "3 passed" in done.stdout
+    words = ["ip addr del 127.0.0.1/8 dev lo"]
+    words += [f"ip addr add {name}/32 dev lo" for name in (CLIENTS, SERVER)]
+    assert "3 passed" in run_inside(OWN, words, __file__, "-k", "gone")

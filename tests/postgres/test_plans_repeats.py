@@ -3,14 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from plan_world import again, approver
-from servers import Database, fresh_database
+from plan_world import again, plan_only
+from servers import Database
 
 from sqlguard.embedded import EmbeddedServer
-from sqlguard.policy import parse_policy
-from sqlguard.postgres.guard_table import guard_tables
-from sqlguard.postgres.migrate import migrate
-from sqlguard.postgres.policy_apply import apply_policy
 
 WORLD = """
 CREATE TABLE events (
@@ -71,18 +67,6 @@ INSERT INTO parted (what, n) SELECT 'p' || n, 1 + n % 3 FROM generate_series(1, 
 INSERT INTO parents SELECT n, now() FROM generate_series(1, 6) n;
 INSERT INTO children SELECT n, 1 + n % 6, now() FROM generate_series(1, 24) n;
 """
-POLICY = """
-name = "shop"
-[defaults]
-max_rows = 1000
-max_share = 1.0
-plan_only = true
-[tables."public.*"]
-select = true
-insert = true
-update = true
-delete = "journal"
-"""
 GUARDED = [
     "events",
     "named",
@@ -100,14 +84,8 @@ GUARDED = [
 
 @pytest.fixture(scope="module")
 def shop(server: EmbeddedServer) -> Iterator[Database]:
-    with fresh_database(server) as database:
-        migrate(database.owner_dsn)
-        with database.connect(database.owner_dsn) as owner:
-            owner.execute(WORLD)
-            guard_tables(owner, GUARDED, mode="journal")
-            apply_policy(owner, parse_policy(POLICY, "policy"))
-        with approver(database):
-            yield database
+    with plan_only(server, WORLD, GUARDED) as database:
+        yield database
 
 
 @pytest.mark.parametrize(

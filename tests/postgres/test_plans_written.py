@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
-from plan_world import again, approver
-from servers import Database, fresh_database
+from plan_world import PLAN_ONLY, again, plan_only
+from servers import Database
 
 import sqlguard
 from sqlguard.embedded import EmbeddedServer
 from sqlguard.errors import ApprovalRequired, Drift
 from sqlguard.policy import parse_policy
 from sqlguard.postgres import plans
-from sqlguard.postgres.guard_table import guard_tables
-from sqlguard.postgres.migrate import migrate
 from sqlguard.postgres.policy_apply import apply_policy
 from sqlguard.postgres.tasks import open_task
 
@@ -48,18 +46,6 @@ INSERT INTO parents SELECT n FROM generate_series(1, 5) n;
 INSERT INTO children SELECT n, n FROM generate_series(1, 5) n;
 INSERT INTO notes VALUES (3, 'p3'), (4, 'p4'), (4, 'p4');
 """
-POLICY = """
-name = "shop"
-[defaults]
-max_rows = 1000
-max_share = 1.0
-plan_only = true
-[tables."public.*"]
-select = true
-insert = true
-update = true
-delete = "journal"
-"""
 GUARDED = [
     "prices", "bills", "lines", "notes", "parted", "stamped", "touched", "dated", "parents", "children",
 ]  # fmt: skip
@@ -67,14 +53,8 @@ GUARDED = [
 
 @pytest.fixture
 def shop(server: EmbeddedServer) -> Iterator[Database]:
-    with fresh_database(server) as database:
-        migrate(database.owner_dsn)
-        with database.connect(database.owner_dsn) as owner:
-            owner.execute(SHOP)
-            guard_tables(owner, GUARDED, mode="journal")
-            apply_policy(owner, parse_policy(POLICY, "policy"))
-        with approver(database):
-            yield database
+    with plan_only(server, SHOP, GUARDED) as database:
+        yield database
 
 
 OTHERS = "UPDATE prices SET price = price + 1 WHERE id = 3"
@@ -280,7 +260,7 @@ def test_a_block_compares_what_each_of_its_statements_writes(shop: Database) -> 
 def test_a_block_goes_on_with_what_was_approved(shop: Database) -> None:
     """Over a cap, with an approval, and then the same transaction changes the rows again."""
     with shop.connect(shop.owner_dsn) as owner:
-        policy = POLICY.replace("plan_only = true", "").replace("max_rows = 1000", "max_rows = 5")
+        policy = PLAN_ONLY.replace("plan_only = true", "").replace("max_rows = 1000", "max_rows = 5")
         apply_policy(owner, parse_policy(policy, "policy"))
         task = open_task(owner, agent="tester", policy="shop").task.id
         with sqlguard.connect(shop.owner_dsn, task=task) as db:
