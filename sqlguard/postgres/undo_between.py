@@ -70,15 +70,17 @@ _ROWS_DELETED = """
 # trigger's come before those of its statement. So what counts is what any of them had left; a text has its key in it.
 _BETWEEN = """
     WITH told AS (
-        SELECT * FROM (SELECT p.*, lag(p.place) OVER (PARTITION BY p.relid, p.key COLLATE "C" ORDER BY p.at, p.place)
-                       AS place_before FROM pg_temp.sqlguard_point p) p
+        SELECT * FROM (
+            SELECT p.*, lag(p.place) OVER w AS place_before,
+                   lead(p.at, 3) OVER w IS NOT NULL AS goes_on  -- behind the two points of a soft delete
+            FROM pg_temp.sqlguard_point p
+            WINDOW w AS (PARTITION BY p.relid, p.key COLLATE "C" ORDER BY p.at, p.place)) p
         -- What a deleted row was found to be says nothing of the living one before it.
         WHERE p.place < 3 AND NOT (p.place = 0 AND p.buried AND p.place_before = 3)),
     neighbour AS (
         SELECT p.*, lead(p.place) OVER w AS next_place, lead(p.txid) OVER w AS next_txid,
                lead(p.shape_id) OVER w AS next_shape, lead(p.hash) OVER w AS next_hash,
-               lead(p.other) OVER w AS next_other, lead(p.deleted) OVER w AS next_deleted,
-               lead(p.at, 2) OVER w IS NOT NULL AS goes_on
+               lead(p.other) OVER w AS next_other, lead(p.deleted) OVER w AS next_deleted
         FROM told p
         WINDOW w AS (PARTITION BY p.relid, p.key COLLATE "C" ORDER BY p.at, p.place)),
     strange AS MATERIALIZED (

@@ -174,10 +174,17 @@ EMPTIED = "DELETE FROM app.parent WHERE id = {a}", 6, 1
 #: A cascade reaches a row that was deleted before it.
 CARRIED = "UPDATE app.parent SET id = id + {a} WHERE id = {b}", 2, 5
 ORPHANED = "DELETE FROM app.child WHERE id % 4 = {a} % 4", 4, 1
+#: The same, of a row that had got another key in it.
+UNHOOKED = [
+    (STATEMENTS[-1], 1, 1),
+    (STATEMENTS[-1], 9, 1),
+    ("UPDATE app.parent SET id = id + {a} WHERE id = {b}", 8, 4),
+]
 
 
 @RANDOM
 @given(work=WORK)
+@example(work=[(0, UNHOOKED)])
 @example(work=[(0, [CARRIED]), (0, [ORPHANED, MOVED])])
 @example(work=[(0, [CARRIED]), (0, [ORPHANED]), (0, [MOVED])])
 @example(work=[(0, [MOVED, MOVED_BACK, FELLED])])
