@@ -560,11 +560,13 @@ CREATE FUNCTION sqlguard.code_lines(tx xid8, only_action bigint, steady jsonb) R
                     SELECT t.tgfoid FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
                         WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
                 ), lines AS (
-                    SELECT jsonb_build_array('default', c.relid::regclass, a.attname, a.attgenerated,
-                                             pg_get_expr(d.adbin, d.adrelid))
-                        FROM changed c JOIN pg_attrdef d ON d.adrelid = c.relid
-                        JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
-                        WHERE c.given IS NOT NULL AND NOT c.given ? a.attname
+                    -- OFFSET 0: by index for each of the few rows, not a look at all of the catalog for many.
+                    SELECT jsonb_build_array('default', c.relid::regclass, d.attname, d.attgenerated, d.said)
+                        FROM changed c CROSS JOIN LATERAL (
+                            SELECT a.attname, a.attgenerated, pg_get_expr(d.adbin, d.adrelid) AS said
+                            FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = c.relid AND a.attnum = d.adnum
+                            WHERE d.adrelid = c.relid OFFSET 0) d
+                        WHERE c.given IS NOT NULL AND NOT c.given ? d.attname
                     UNION
                     SELECT jsonb_build_array('trigger', t.tgenabled, pg_get_triggerdef(t.oid))
                         FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
@@ -574,7 +576,8 @@ CREATE FUNCTION sqlguard.code_lines(tx xid8, only_action bigint, steady jsonb) R
                         FROM changed c WHERE c.op = 'view'
                     UNION
                     SELECT jsonb_build_array('function', f.oid::regprocedure, pg_get_functiondef(f.oid))
-                        FROM used u JOIN pg_proc f USING (oid) WHERE f.prokind <> 'a'
+                        FROM used u CROSS JOIN LATERAL (
+                            SELECT p.oid FROM pg_proc p WHERE p.oid = u.oid AND p.prokind <> 'a' OFFSET 0) f
                 )
                 SELECT coalesce(array_agg(l.line::text), '{}') FROM lines AS l (line));
         END
