@@ -92,7 +92,8 @@ class Gate:
             self._cache.move_to_end(key)
             self.hits += 1
             return cached
-        decisions = self._alike(text, key)
+        found = ending(text)
+        decisions = None if found is None else self._alike(text, found, key)
         if decisions is not None:
             self.hits += 1
             _keep(self._cache, key, decisions)
@@ -101,14 +102,14 @@ class Gate:
         decisions = self._decide(text, session)
         if len(text) <= _CACHED_TEXT and not any(is_session_bound(d.statement) for d in decisions):
             _keep(self._cache, key, decisions)
-            self._remember(text, key, decisions)
+            if found is not None:
+                self._remember(text, found[0], key, decisions)
         return decisions
 
-    def _alike(self, text: str, key: tuple[object, ...]) -> tuple[Decision, ...] | None:
+    def _alike(
+        self, text: str, found: tuple[str, int], key: tuple[object, ...]
+    ) -> tuple[Decision, ...] | None:
         """Return what is decided of *text* if it differs in its last number only from what was decided before."""
-        found = ending(text)
-        if found is None:
-            return None
         before, number = found
         place = (before, *key[1:])
         known = self._beginnings.get(place)
@@ -127,16 +128,17 @@ class Gate:
             ),
         )
 
-    def _remember(self, text: str, key: tuple[object, ...], decisions: tuple[Decision, ...]) -> None:
+    def _remember(
+        self, text: str, before: str, key: tuple[object, ...], decisions: tuple[Decision, ...]
+    ) -> None:
         """Remember a decision for texts that are alike: none that is rewritten, because its text is another's then."""
-        found = ending(text)
-        if found is None or len(decisions) != 1:
+        if len(decisions) != 1:
             return
         (decision,) = decisions
         if not decision.allowed or decision.rewritten or decision.text != text or decision.answers:
             return
-        if ends_so(decision.statement, found[0]):
-            _keep(self._beginnings, (found[0], *key[1:]), decision)
+        if ends_so(decision.statement, before):
+            _keep(self._beginnings, (before, *key[1:]), decision)
 
     def forget(self) -> None:
         """Empty the cache."""

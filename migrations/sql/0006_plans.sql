@@ -554,11 +554,13 @@ CREATE FUNCTION sqlguard.code_lines(tx xid8, only_action bigint, steady jsonb) R
                     UNION ALL
                     SELECT v.oid::oid, 'view', '[]'
                         FROM jsonb_each(steady) a, jsonb_array_elements_text(a.value -> 'views') AS v (oid)
+                ), fired AS (
+                    SELECT t.* FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
+                        WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
                 ), used AS (
                     SELECT f::oid AS oid FROM jsonb_each(steady) a, jsonb_array_elements_text(a.value -> 'code') AS f
                     UNION
-                    SELECT t.tgfoid FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
-                        WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
+                    SELECT t.tgfoid FROM fired t
                 ), lines AS (
                     -- OFFSET 0: by index for each of the few rows, not a look at all of the catalog for many.
                     SELECT jsonb_build_array('default', c.relid::regclass, d.attname, d.attgenerated, d.said)
@@ -568,9 +570,7 @@ CREATE FUNCTION sqlguard.code_lines(tx xid8, only_action bigint, steady jsonb) R
                             WHERE d.adrelid = c.relid OFFSET 0) d
                         WHERE c.given IS NOT NULL AND NOT c.given ? d.attname
                     UNION
-                    SELECT jsonb_build_array('trigger', t.tgenabled, pg_get_triggerdef(t.oid))
-                        FROM changed c CROSS JOIN LATERAL sqlguard.users_triggers(c.relid) t
-                        WHERE c.op = 'view' OR sqlguard.fires_on(t.tgtype, c.op)
+                    SELECT jsonb_build_array('trigger', t.tgenabled, pg_get_triggerdef(t.oid)) FROM fired t
                     UNION
                     SELECT jsonb_build_array('view', c.relid::regclass, pg_get_viewdef(c.relid))
                         FROM changed c WHERE c.op = 'view'
