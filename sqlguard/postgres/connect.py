@@ -15,7 +15,9 @@ from sqlguard.errors import BadAddress, DatabaseUnavailable
 from sqlguard.task import ROLE_PREFIX
 
 APPLICATION_NAME = "sqlguard"
-#: The first half of all advisory locks of ours, the bytes of "sqlg": an agent's session that takes one is ended.
+#: The first half of all advisory locks of ours, the bytes of "sqlg": an agent's session that takes one is ended. Second
+#: halves: 1 migrate, 2 janitor, 3 policies' groups, 4 counts of statements (0007), 5 holds and removals, 6 guard,
+#: 7 reconcile; for feeds and compensations a hash of the name.
 OWN_LOCKS = 0x73716C67
 #: A server that is gone without a word is noticed within two minutes, whether something was sent to it or not: whoever
 #: waits for the operator's answer would wait for the system's quarter of an hour, or for ever.

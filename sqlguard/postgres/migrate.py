@@ -16,11 +16,10 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from sqlguard.errors import NotConfigured
-from sqlguard.postgres.connect import connect
+from sqlguard.postgres.connect import OWN_LOCKS, connect
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-#: The two halves of the advisory lock: the bytes of "sqlg", then 1 for migrate.
-LOCK = (0x73716C67, 1)
+LOCK = (OWN_LOCKS, 1)
 
 
 def migrations_directory() -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import class_row, scalar_row
 
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.journal import record_event
 
 # A session that is still in a transaction may yet commit, and so may a prepared transaction of its role.
@@ -50,6 +51,8 @@ _FIRST_OPEN = """
       AND NOT EXISTS (SELECT FROM sqlguard.event e WHERE e.action_id = a.id AND e.kind <> 'started')))
 """
 _NEWEST = "SELECT coalesce(max(id), 0) FROM sqlguard.action"
+#: One at a time, wherever it runs.
+LOCK = (OWN_LOCKS, 7)
 #: An end is written by its door within milliseconds; what is this old has none.
 AFTER = timedelta(seconds=30)
 
@@ -110,11 +113,9 @@ def reconcile(
     """
     settled = []
     with conn.transaction():
-        # The bytes of "sqlg", then 5 for reconcile.
-        key = [0x73716C67, 5]
         if wait:
-            conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", key)
-        elif conn.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", key).fetchone() == (False,):
+            conn.execute("SELECT pg_advisory_xact_lock(%s, %s)", LOCK)
+        elif conn.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", LOCK).fetchone() == (False,):
             return []
         with conn.cursor(row_factory=class_row(Settled)) as cursor:
             found = cursor.execute(_UNSETTLED, {"after": after, "since": since}).fetchall()

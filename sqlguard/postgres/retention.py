@@ -17,13 +17,14 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from sqlguard.errors import NotUnderstood, Refused
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.images import pin
 from sqlguard.postgres.undo_table import Target, read_target
 from sqlguard.postgres.walls_facts import Facts, Relation
 from sqlguard.statement.text import parse
 
-#: The two halves of the advisory lock under which holds and removals look at each other: "sqlg", then 5.
-LOCK = (0x73716C67, 5)
+#: The two halves of the advisory lock under which holds and removals look at each other.
+LOCK = (OWN_LOCKS, 5)
 #: What a SELECT of nothing but a WHERE has; anything else came out of the condition.
 _PLAIN = frozenset({"whereClause", "limitOption", "op"})
 

@@ -19,11 +19,12 @@ import psycopg
 from sqlguard.errors import SqlguardError
 from sqlguard.lease import OPENING_PATIENCE, ROLE_PREFIX
 from sqlguard.postgres import lease_end, leases, lock_room, prepared
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.tasks import end_task
 
 Connection = psycopg.Connection[Any]
-#: The two halves of the advisory lock that one janitor per database holds: the bytes of "sqlg", then 2.
-LOCK = (0x73716C67, 2)
+#: The two halves of the advisory lock that one janitor per database holds.
+LOCK = (OWN_LOCKS, 2)
 
 #: A task that is over, or whose opening stopped half way, or whose end did.
 _DUE_TASKS = """

@@ -22,13 +22,14 @@ from sqlguard import lease as leases_model
 from sqlguard.errors import NotConfigured, PolicyError, TaskEnded
 from sqlguard.policy import Policy, policy_from_document
 from sqlguard.postgres import lease_end, leases
+from sqlguard.postgres.connect import OWN_LOCKS
 from sqlguard.postgres.control import not_migrated
 from sqlguard.task import Task
 from sqlguard.wire.scram import Verifier
 
 Connection = psycopg.Connection[Any]
 #: The two halves of the advisory lock that keeps a policy's group alive between reading its name and using it.
-POLICY_LOCK = (0x73716C67, 3)
+POLICY_LOCK = (OWN_LOCKS, 3)
 DEFAULT_TTL = timedelta(seconds=300)
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_LENGTH = 16

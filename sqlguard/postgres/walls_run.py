@@ -16,12 +16,13 @@ import psycopg
 from psycopg import sql
 
 from sqlguard.errors import GuardError
+from sqlguard.postgres.connect import OWN_LOCKS
 
 T = TypeVar("T")
 #: Milliseconds that a statement waits for a lock before it steps aside.
 LOCK_TIMEOUT_MS = 300
-#: Two guards of one database would drop each other's half-made triggers; the second half says guard.
-LOCK = (0x73716C67, 2)
+#: Two guards of one database would drop each other's half-made triggers.
+LOCK = (OWN_LOCKS, 6)
 BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
